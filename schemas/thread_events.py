@@ -20,6 +20,7 @@ ThreadKind = Literal[
     "run_requested",
     "run_answered",
     "call_begun",
+    "call_accepted",
     "call_ended",
     "run_paused",
     "run_resumed",
@@ -30,9 +31,9 @@ ThreadKind = Literal[
 ]
 BusyStrategy = Literal["reject", "enqueue", "interrupt"]
 RunEnding = Literal["success", "error", "timeout", "interrupted", "max_turns", "max_tokens", "budget"]
-CallWait = Literal["results", "consent", "unfinished", "child"]
-"""What a call waits for: the client's result, a person's consent, a person who knows whether it was made, or the run of
-an agent that itself waits."""
+CallWait = Literal["results", "consent", "unfinished", "child", "remote"]
+"""What a call waits for: the client's result, a person's consent, a person who knows whether it was made, the run of an
+agent that itself waits, or an answer to an agent of another server that asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class RunCall:
     duration_ms: Annotated[Int | None, "call_ended: how long it took; null: it was not made"] = None
     error: Annotated[str | None, "call_ended: why its result is none, in a word; null: it has one"] = None
     child_run: Annotated[str | None, "the run that answers it; null: its tool is no agent, or it was refused"] = None
+    remote_task: Annotated[str | None, "call_accepted, call_ended: the task of another server that answers it"] = None
     prompt_tokens: Annotated[Int | None, "call_ended, of an agent: read by its run and by those it called"] = None
     completion_tokens: Annotated[Int | None, "call_ended, of an agent: sampled by the same"] = None
 
@@ -94,6 +96,7 @@ class PausedCall:
 
     call_id: str
     waits_for: CallWait
+    question: Annotated[str | None, "remote: what that agent asks"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class CallDecision:
 
     call_id: str
     allowed: bool
+    answer: Annotated[str | None, "of a call that waited for remote: what that agent is told"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,7 @@ class ThreadEvent:
     error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary"] = None
     prompt_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that the model read"] = None
     completion_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that were sampled"] = None
-    call: Annotated[RunCall | None, "call_begun, call_ended: the call"] = None
+    call: Annotated[RunCall | None, "call_*: the call"] = None
     stands_for: Annotated[
         Int | None, "compacted: later runs read `messages` for so many of the state's first, its system message aside"
     ] = None
@@ -226,7 +230,7 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
 
 
 def _ending_problems(event: ThreadEvent) -> Iterator[str]:
-    has_turn = event.ending == "success" or event.kind in ("run_answered", "call_begun", "call_ended", "run_paused")
+    has_turn = event.ending == "success" or event.kind.startswith(("run_answered", "call_", "run_paused"))
     is_of_program = event.ending == "success" and PROGRAM_RUN in event.metadata
     if has_turn != (event.turn_id is not None) and not is_of_program:
         expected = "an answer and what is done for it have a turn, and nothing else"
@@ -255,6 +259,8 @@ def _step_problems(event: ThreadEvent) -> Iterator[str]:
         yield f"kind is {event.kind}, and {len(event.waits)} calls wait; run_paused alone has some"
     if event.parent is not None and (event.kind != "run_requested" or event.parent.depth < 1):
         yield f"kind is {event.kind}, and parent has depth {event.parent.depth}; run_requested alone has one, from 1"
+    if event.kind == "call_accepted" and (event.call is None or event.call.remote_task is None):
+        yield "kind is call_accepted and call.remote_task is null; name the task"
     if event.decisions and event.kind != "run_resumed":
         yield f"kind is {event.kind}, and it has decisions; run_resumed alone may have some"
     if event.kind == "run_answered" and None in (event.prompt_tokens, event.completion_tokens):

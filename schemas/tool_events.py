@@ -32,7 +32,9 @@ class ToolEvent:
     actor: str
     reason: str
     endpoint: Annotated[
-        str | None, "added: what carries calls out: module:function, URL, mcp:SERVER, environment:NAME, or our own path"
+        str | None,
+        "added: what carries calls out: module:function, URL, mcp:SERVER, environment:NAME, agent:NAME, a2a:URL, or "
+        "our own path",
     ] = None
     auth_required: Annotated[bool, "added: calls carry a credential that only the settings know"] = False
     digest: Annotated[str | None, "sha256 over tools and messages; accepted: of what is trusted; removed: null"] = None
@@ -42,7 +44,7 @@ class ToolEvent:
     idempotent: Annotated[bool, "added: a call may be made again if its answer was lost"] = False
     needs_consent: Annotated[bool, "added: a run asks a person before it calls one of its tools"] = False
     tools: Annotated[tuple[Tool, ...], "added, changed: what is offered"] = ()
-    messages: Annotated[tuple[Message, ...], "added, changed: what an environment shows first"] = ()
+    messages: Annotated[tuple[Message, ...], "added, changed: what an environment shows first; of a2a: the card"] = ()
 
 
 def tool_problems(event: ToolEvent) -> Iterator[str]:

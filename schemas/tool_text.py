@@ -1,6 +1,6 @@
 """A registered tool: the endpoint of its calls, and the digest of its description.
 
-    module:function · https://host/path · mcp:SERVER · environment:NAME · agent:NAME ──► endpoint_kind
+    module:function · https://host/path · mcp:SERVER · environment:NAME · agent:NAME · a2a:URL ──► endpoint_kind
     name, description and JSON Schema of each tool it offers ──► offer_digest ──► pinned when a person accepts it
 
 The digest covers the texts that a model reads. A server that describes its tools differently has another digest,
@@ -17,10 +17,12 @@ from typing import Any, Literal, Protocol, get_args
 
 from schemas import json_text
 
-EndpointKind = Literal["function", "http", "mcp", "environment", "agent", "own"]
+EndpointKind = Literal["function", "http", "mcp", "environment", "agent", "a2a", "own"]
 KINDS: tuple[EndpointKind, ...] = get_args(EndpointKind)
-SINGLE: tuple[EndpointKind, ...] = ("function", "http", "agent")
-"""Endpoints that are one tool each, which the entry describes."""
+SINGLE: tuple[EndpointKind, ...] = ("function", "http", "agent", "a2a")
+"""Endpoints that are one tool each."""
+INPUT_REQUIRED = "input_required"
+"""The error of a call whose agent, of another server, asks something and waits for the answer."""
 TOOL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")
 """An entry of the registry; before the dot is its tenant."""
 OWN_ID = re.compile(r"mcp:[a-z]{1,40}")
@@ -35,7 +37,7 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII
 _URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#@]*)?")
 """URLs without user, query and fragment, which often contain secrets."""
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-FORMS = "module:function, http(s)://host/path, mcp:SERVER, environment:NAME or agent:NAME"
+FORMS = "module:function, http(s)://host/path, mcp:SERVER, environment:NAME, agent:NAME or a2a:URL"
 
 
 class OfferedTool(Protocol):
@@ -80,6 +82,9 @@ def endpoint_kind(endpoint: str) -> EndpointKind:
     elif kind == "agent":
         if _AGENT.fullmatch(rest):
             return "agent"
+    elif kind == "a2a":
+        if _URL.fullmatch(rest):
+            return "a2a"
     elif kind in ("http", "https"):
         if _URL.fullmatch(endpoint):
             return "http"

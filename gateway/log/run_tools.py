@@ -36,15 +36,36 @@ class ToolReply(NamedTuple):
     text: str
     """What the model reads."""
     error: str | None = None
-    """Why there is no result, in a word: denied, not_found, untrusted, timeout, failed …"""
+    """Why there is no result, in a word: denied, not_found, untrusted, timeout, failed … INPUT_REQUIRED: it asks."""
 
 
 class CallStop:
-    """Ends a call from another thread, also one that has not opened its endpoint yet."""
+    """A call, as it can be ended from another thread, also before its endpoint is open.
 
-    def __init__(self) -> None:
+    A task of another server may answer it (`task_id`), which `accept` takes in and continues without this process.
+    """
+
+    def __init__(
+        self,
+        message_id: str = "",
+        task_id: str | None = None,
+        answer: str | None = None,
+        accept: Callable[[str], None] | None = None,
+    ) -> None:
+        """`message_id`: the call's name for that server; `answer`: to what its agent asked."""
         self._lock, self.is_stopped = threading.Lock(), False
         self._kill: Callable[[], None] | None = None
+        self.message_id, self.task_id, self.answer, self._accept = message_id, task_id, answer, accept
+
+    def accept(self, task_id: str) -> None:
+        """Take in which task answers the call."""
+        self.task_id = task_id
+        if self._accept is not None:
+            self._accept(task_id)
+
+    def leave(self) -> None:
+        """Return from the call without its result; its task continues."""
+        self.is_stopped = True
 
     def arm(self, kill: Callable[[], None]) -> None:
         """Take what ends the call now."""
@@ -69,6 +90,9 @@ class RunTools(Protocol):
 
     def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
         """Return the result of a call with these arguments, a JSON object. Raises LogError before it was made."""
+
+    def cancel(self, reference: str, principal: Principal | None, task_id: str) -> None:
+        """Cancel the task of another server that answers a call. Raises StreamwardError."""
 
 
 class CallRights(NamedTuple):

@@ -33,7 +33,7 @@ ADAPTERS = {
 """Module and class of each kind of reference that is not one's own."""
 URLS = ("http", "https")
 """Kinds with a URL as the whole reference."""
-SERVERS = ("openenv", "mcp", *URLS)
+SERVERS = ("openenv", "mcp", "a2a", *URLS)
 """Kinds that refer to a server: a URL, or a command that starts one."""
 WITH_CREDENTIAL = ("mcp", *URLS)
 """Kinds that may send a credential of the settings."""
@@ -41,7 +41,8 @@ NOT_STEPPED = {
     "verifiers": (
         "environments of verifiers call the model themselves and have no step that an agent could take; run their "
         "rollout as an agent, with `streamward agents run --command` (docs/environments.md, verifiers)"
-    )
+    ),
+    "a2a": "an agent of another server is a tool of registered agents; add it with `streamward agents tools add`",
 }
 """Kinds that look like references and cannot be had as one, and what to do instead."""
 

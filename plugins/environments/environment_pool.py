@@ -114,14 +114,8 @@ class EnvironmentPool:
         """Raise EpisodeError: unknown_environment; not_allowed for code and servers that tasks may not name."""
         check_kind(name)
         if is_server(name):
-            if name in self._limits.allowed_servers:
-                return
-            servers = ", ".join(self._limits.allowed_servers) or "no server"
-            raise EpisodeError(
-                f"{name} is not opened: environments.servers lists {servers}, and a task can only name what is "
-                f"listed; add {name}",
-                reason="not_allowed",
-            )
+            check_listed(name, self._limits)
+            return
         module, modules = imported_module(name), self._limits.importable
         packages = [package for package in modules if package != "."]
         if module and not any(module == package or module.startswith(f"{package}.") for package in packages):
@@ -205,6 +199,17 @@ class _EnvironmentProcess(WorkerProcess):
             self.is_usable = answer["reason"] not in ("memory", "exception")
             raise EpisodeError(str(answer.get("error")), reason=str(answer["reason"]))
         return answer
+
+
+def check_listed(server: str, limits: Environments) -> None:
+    """Raise EpisodeError(not_allowed) for a server that the settings do not list."""
+    if server not in limits.allowed_servers:
+        servers = ", ".join(limits.allowed_servers) or "no server"
+        raise EpisodeError(
+            f"{server} is not opened: environments.servers lists {servers}, and a task can only name what is "
+            f"listed; add {server}",
+            reason="not_allowed",
+        )
 
 
 def credential_of(server: str, limits: Environments) -> str:

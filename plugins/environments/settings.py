@@ -21,12 +21,13 @@ class Environments(Section):
     servers: str = Field(
         "",
         description="servers that tasks and tools may name, comma separated and spelt as there: openenv:URL, mcp:URL, "
-        "mcp:COMMAND, which is started, or the URL of a tool; environments may connect to no other; empty: none",
+        "mcp:COMMAND, which is started, a2a:URL, or the URL of a tool; environments may connect to no other; "
+        "empty: none",
     )
     credentials: Path | None = Field(
         None,
-        description="JSON file of bearer tokens by server, spelt as in servers (mcp:URL, or the URL of a tool); "
-        "neither the log nor an environment's settings have them",
+        description="JSON file of bearer tokens by server, spelt as in servers (mcp:URL, a2a:URL, or the URL of a "
+        "tool); neither the log nor an environment's settings have them",
     )
     variables: str = Field("", pattern=r"^[\w, ]*$", description=VARIABLES)
     timeout_s: float = Field(10.0, gt=0, description="time limit for one reset or step, seconds")

@@ -82,6 +82,7 @@ def _ask(wait: dict[str, Any], stdin: Any) -> str:
         "consent": "Allow it",
         "unfinished": "It may have been made. Make it again",
         "child": "Its run waits. Your answer to that run",
+        "remote": f"It asks: {wait.get('question')}. Your answer",
     }
     click.echo(f"  {_call_text(wait['name'], wait['arguments'])}: {question[wait['waits_for']]}?", err=True)
     return stdin.readline().strip() or "no"

@@ -21,7 +21,8 @@ WITH requested AS (
 )
 SELECT e.thread_id, e.run_id, r.agent_id, e.turn_id, e.call.call_id AS call_id, e.call.tool_id AS tool_id,
     e.call.arguments AS arguments, e.messages[1].content AS result, e.call.error AS error,
-    e.call.duration_ms AS duration_ms, coalesce(b.attempts, 0) AS attempts, e.call.digest AS digest, b.begun_at,
+    e.call.duration_ms AS duration_ms, coalesce(b.attempts, 0) AS attempts, e.call.digest AS digest,
+    e.call.remote_task AS remote_task, b.begun_at,
     e.created_at AS ended_at, e._partition, e._offset, e._timestamp
 FROM ended AS e LEFT JOIN requested AS r USING (run_id)
 LEFT JOIN begun AS b ON b.run_id = e.run_id AND b.turn_id = e.turn_id AND b.call_id = e.call.call_id

@@ -30,9 +30,10 @@ add_routes(
             "add_tool",
             """Add a function, a URL, an MCP server, an environment, or an agent.
 
-            ENDPOINT is module:function, http(s)://host/path, mcp:SERVER, environment:NAME or agent:NAME. Modules and
-            servers need to be listed in environments.modules and environments.servers. The description that it has now
-            is trusted; a later one is refused until `streamward agents tools accept`.
+            ENDPOINT is module:function, http(s)://host/path, mcp:SERVER, environment:NAME, agent:NAME, or a2a:URL, an
+            agent of another server. Modules and servers need to be listed in environments.modules and
+            environments.servers. The description that it has now is trusted; a later one is refused until `streamward
+            agents tools accept`.
             """,
             arguments="tool_id endpoint",
             columns="tool_id kind endpoint trusted description",

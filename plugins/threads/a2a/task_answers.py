@@ -116,7 +116,7 @@ def _status(run: RunState) -> dict[str, Any]:
         status["message"] = _message(run, derive_id(end_id(run), "error"), "ROLE_AGENT", run.error)
     elif run.waiting:
         calls = required_calls(run)
-        text = "; ".join(f"{call.name} waits for {call.waits_for}" for call in calls)
+        text = "; ".join(call.question or f"{call.name} waits for {call.waits_for}" for call in calls)
         message = _message(run, derive_id(end_id(run), "waits", run.steps.pauses), "ROLE_AGENT", text)
         message["parts"].append({"data": {"calls": [call.model_dump(exclude_unset=True) for call in calls]}})
         status["message"] = message

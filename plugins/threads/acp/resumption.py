@@ -62,6 +62,9 @@ def resumption_of_messages(run: RunState, messages: Sequence[Message]) -> Resume
 def _answer(step: CallStep, value: Any) -> ResumedCalls:
     """Return what a value answers to one call. Raises CallError."""
     call_id, decision = step.call.id, _decision(value)
+    if step.waits_for == "remote":
+        text = value if isinstance(value, str) else json_text.one_line(value)
+        return ResumedCalls((CallDecision(call_id=call_id, allowed=True, answer=text),))
     if step.waits_for != "results" and decision is not None:
         return ResumedCalls((CallDecision(call_id=call_id, allowed=decision),))
     if step.waits_for == "consent":

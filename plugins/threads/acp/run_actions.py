@@ -5,9 +5,11 @@
 
 After kill -9 the next server finds a call that was begun and has no end. It is made again if its entry is idempotent;
 otherwise it may have been made or not, and the run waits until a person says so. A call that is denied, or that
-fails, is a result that the model reads. An agent that is a tool answers by a run of its own (child_runs.py).
+fails, is a result that the model reads. An agent that is a tool answers by a run of its own (child_runs.py), and one of
+another server by a task, which the next server continues (call_accepted), and which ends with its run.
 
-Not covered: calls of one answer at the same time, and an environment that keeps its state from call to call.
+Not covered: calls of one answer at the same time, and an environment that keeps its state from call to call; a task of
+another server whose run ends while this server is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,11 +29,12 @@ from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
 from plugins.threads.log.thread_log import Appended
-from plugins.threads.log.thread_state import RunState
+from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
+from schemas.tool_text import INPUT_REQUIRED
 from streams.access.tenants.tenant_names import tenant_in, without_tenant
-from streams.errors import LogError
+from streams.errors import LogError, StreamwardError
 from streams.kafka import times
 
 ACTOR = "serve"
@@ -80,6 +83,13 @@ class NextCall(NamedTuple):
             **ended,
         )
 
+    def stop(self, accept: Callable[[str], None]) -> CallStop:
+        """Return what ends the call, with the names that a task of another server has or gets."""
+        run, call, step = self.run, self.step.call, self.step
+        about = ("call",) if step.answer is None else ("answer", run.steps.pauses)
+        message_id = derive_id(run.run_id, *about, run.steps.turns[-1], call.id)
+        return CallStop(message_id, step.remote_task, step.answer, accept)
+
 
 def registered_tools(run: RunState) -> dict[str, str]:
     """Return ID@DIGEST of each tool that the server calls for a run, by the name that the model calls it."""
@@ -94,13 +104,15 @@ class RunActions:
     def __init__(
         self,
         places: Callable[[], CallPlaces],
-        record: Callable[[ThreadEvent], Awaitable[Appended]],
+        record: Callable[[ThreadEvent], Coroutine[Any, Any, Appended]],
         ask: Callable[[NextCall], Awaitable[None]],
     ) -> None:
         """`record` returns once an event is in the log and its own fold has it; `ask` lets an agent answer a call."""
         self._places, self._record, self._ask = places, record, ask
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "calls-tools")
         self._calls: dict[asyncio.Task[None], CallStop] = {}
+        self._asked: dict[str, RunState] = {}
+        """Runs that wait for an answer to an agent of another server, by their ids."""
         self._is_stopping = False
 
     async def act(self, run: RunState) -> None:
@@ -123,7 +135,7 @@ class RunActions:
             if isinstance(tool, ToolReply):
                 await self.refuse(run, step, reference, tool)
                 return
-            if step.begun and step.allowed is None and not tool.idempotent:
+            if step.begun and step.allowed is None and not (tool.idempotent or step.remote_task):
                 waits.append(PausedCall(call_id=step.call.id, waits_for="unfinished"))
             elif tool.needs_consent and step.allowed is None and not step.begun:
                 waits.append(PausedCall(call_id=step.call.id, waits_for="consent"))
@@ -138,12 +150,39 @@ class RunActions:
         """Wait for the calls in progress, so that their results are recorded; stop those that take too long."""
         self._is_stopping = True
         calls = dict(self._calls)
+        for stop in calls.values():
+            if stop.task_id is not None:
+                stop.leave()
         if calls:
             _, late = await asyncio.wait(calls, timeout=ENDS_WITHIN_S)
             for task in late:
                 calls[task].stop()
                 task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def take(self, state: ThreadState) -> None:
+        """Take in that a thread has changed: tasks of other servers end with the runs that wait for them."""
+        for run in [run for run in self._asked.values() if run.thread_id == state.thread_id]:
+            now = state.runs.get(run.run_id)
+            if now is None or not now.is_open:
+                asyncio.get_running_loop().run_in_executor(self._threads, self._cancel, run)
+            if now is None or not now.waiting:
+                del self._asked[run.run_id]
+        active = state.runs.get(state.active or "")
+        if active is not None and any(step.waits_for == "remote" for step in active.waiting):
+            self._asked[active.run_id] = active
+
+    def _cancel(self, run: RunState) -> None:
+        """Cancel the tasks of other servers that a run has waited for."""
+        tools, references = self._places().tools, registered_tools(run)
+        for step in run.steps.waiting:
+            if tools is None or step.waits_for != "remote" or step.remote_task is None:
+                continue
+            try:
+                rights, _ = self._find(run, references[step.call.name])
+                tools.cancel(references[step.call.name], rights.principal, step.remote_task)
+            except StreamwardError as exc:
+                log.warning("task %s of run %s may continue: %s", step.remote_task, run.run_id, exc)
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
@@ -162,11 +201,20 @@ class RunActions:
         """Make a call, and record it. Cancelled, it is stopped, unless the server stops: then it ends."""
         if self._is_stopping:
             raise asyncio.CancelledError  # the next server makes it
-        begun = step_event(call.run, "call_begun", call.step.call.id, call.step.begun, call=call.about())
-        if (await self._record(begun)).refusal is not None:
-            return
-        stop = CallStop()
+        if call.step.remote_task is None:
+            begun = step_event(call.run, "call_begun", call.step.call.id, call.step.begun, call=call.about())
+            if (await self._record(begun)).refusal is not None:
+                return
         loop = asyncio.get_running_loop()
+
+        def accept(task_id: str) -> None:
+            event = step_event(
+                call.run, "call_accepted", call.step.call.id, task_id, call=call.about(remote_task=task_id)
+            )
+            if asyncio.run_coroutine_threadsafe(self._record(event), loop).result().refusal is not None:
+                stop.stop()
+
+        stop = call.stop(accept)
         task = loop.create_task(self._finish(call, stop))
         self._calls[task] = stop
         task.add_done_callback(self._calls.pop)
@@ -190,8 +238,14 @@ class RunActions:
             reply = ToolReply("the call failed; the output of the server says why", "failed")
         if stop.is_stopped:
             return  # its run has ended
+        if reply.error == INPUT_REQUIRED:
+            call_id, pauses = call.step.call.id, call.run.steps.pauses
+            waits = (PausedCall(call_id=call_id, waits_for="remote", question=reply.text),)
+            await self._record(step_event(call.run, "run_paused", pauses, f"{call_id} remote", waits=waits))
+            return
         duration_ms = round((time.monotonic() - started) * 1000)
-        await self.end(call.run, call.step, call.about(duration_ms=duration_ms), reply)
+        ended = call.about(duration_ms=duration_ms, remote_task=stop.task_id)
+        await self.end(call.run, call.step, ended, reply)
 
     async def refuse(self, run: RunState, step: CallStep, reference: str, reply: ToolReply) -> None:
         """Record a call that is not made, with the reason as its result."""

@@ -164,6 +164,7 @@ class ThreadRuns:
             listener(state)
         if not self._stopping and (threads := self._threads.current) is not None:
             self.children.take(threads, state)
+            self._actions.take(state)
         for run_id, feed in list(self._feeds.items()):
             if feed.thread_id == state.thread_id:
                 feed.tell()

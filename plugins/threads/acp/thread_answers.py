@@ -91,9 +91,10 @@ class RequiredCall(Answer):
     arguments: dict[str, Any]
     waits_for: CallWait = Field(
         description="results: of the client's tool; consent, unfinished: yes or no of a person; child: for what "
-        "the run run_id waits for"
+        "the run run_id waits for; remote: an answer to what an agent of another server asks"
     )
     run_id: str | None = Field(None, description="child: the run of the agent that is called, which waits")
+    question: str | None = Field(None, description="remote: what that agent asks")
 
 
 class ThreadRunAnswer(Answer):
@@ -249,6 +250,7 @@ def required_calls(run: RunState) -> list[RequiredCall]:
             arguments=object_of(step.call.arguments),
             waits_for=step.waits_for,
             **({"run_id": run.child_id(step.call)} if step.waits_for == "child" else {}),
+            **({"question": step.question} if step.waits_for == "remote" else {}),
         )
         for step in run.waiting
         if step.waits_for is not None

@@ -1,9 +1,10 @@
 """The calls of a run, for the audit: which of its answer have results, which wait, and what no server can have written.
 
-    run_answered ──► CallCount of each call ──► call_begun, call_ended, run_paused, run_resumed ──► StepProblem?
+    run_answered ──► CallCount of each call ──► call_begun, …, run_resumed ──► StepProblem?
 
 A second implementation of the servers' steps (log/run_steps.py). A call that was begun twice has to be idempotent, or a
 person said so; a result without its beginning was lost, and so was a run's answer while its calls have no results.
+A task of another server that brings a result was accepted before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from schemas.events import ThreadEvent
 from streams.tools.audit.facts import Category
 
-STEP_KINDS = ("run_answered", "call_begun", "call_ended", "run_paused", "run_resumed")
+STEP_KINDS = ("run_answered", "call_begun", "call_accepted", "call_ended", "run_paused", "run_resumed")
 
 
 class StepFact(NamedTuple):
@@ -31,6 +32,7 @@ class StepFact(NamedTuple):
     idempotent: bool = False
     was_made: bool = False
     has_failed: bool = False
+    remote_task: str | None = None
 
 
 NO_STEP = StepFact()
@@ -44,7 +46,8 @@ def step_fact(event: ThreadEvent) -> StepFact:
     call = event.call
     if call is not None:
         was_made, has_failed = call.duration_ms is not None, call.error is not None
-        return StepFact((call.call_id,), results, frozenset(), call.attempt, call.idempotent, was_made, has_failed)
+        made = (call.attempt, call.idempotent, was_made, has_failed, call.remote_task)
+        return StepFact((call.call_id,), results, frozenset(), *made)
     calls = [call.id for message in event.messages for call in message.tool_calls]
     calls += [wait.call_id for wait in event.waits] + [decision.call_id for decision in event.decisions]
     allowed = frozenset(decision.call_id for decision in event.decisions if decision.allowed)
@@ -66,6 +69,7 @@ class CallCount:
     waits: bool = False
     allowed: bool = False
     """Since it was begun last."""
+    remote_task: str | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +98,8 @@ class RunCalls:
                     return StepProblem("doubled", f"call {call_id} was begun already, and its tool is not idempotent")
             elif kind == "call_ended" and step.was_made and not call.begun:
                 return StepProblem("lost", f"call {call_id} was never begun: that event is not before it")
+            elif kind == "call_ended" and step.remote_task != call.remote_task:
+                return StepProblem("lost", f"call {call_id} ended by task {step.remote_task}, which was never accepted")
         return None
 
     def changes(self, kind: str, turn_id: str, step: StepFact) -> bool:
@@ -120,6 +126,8 @@ class RunCalls:
             case "call_begun":
                 call = self.open[step.calls[0]]
                 call.begun, call.allowed = call.begun + 1, False
+            case "call_accepted":
+                self.open[step.calls[0]].remote_task = step.remote_task
             case "call_ended":
                 del self.open[step.calls[0]]
                 self.counts["calls failed" if step.has_failed else "calls answered"] += 1

@@ -210,8 +210,8 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
     elif event.kind == "run_answered":
         own_id = derive_id(event.thread_id, event.run_id, event.kind, event.turn_id)
     elif event.call is not None:
-        about = (event.call.call_id, event.call.attempt) if event.kind == "call_begun" else (event.call.call_id,)
-        own_id = derive_id(event.thread_id, event.run_id, event.kind, event.turn_id, *about)
+        about = {"call_begun": (event.call.attempt,), "call_accepted": (event.call.remote_task,)}.get(event.kind, ())
+        own_id = derive_id(event.thread_id, event.run_id, event.kind, event.turn_id, event.call.call_id, *about)
     elif task_id is not None:
         own_id = derive_id(event.thread_id, task_id, parts)
     return ThreadFact(

@@ -220,7 +220,7 @@ class ThreadCount:
                 if event.messages:
                     self.head = self.head.extend(event)
                 self._begin_next()
-            case "run_answered" | "call_begun" | "call_ended" | "run_paused" | "run_resumed":
+            case kind if kind in STEP_KINDS:
                 self._step(event)
             case "run_cancelled":
                 self._close(event.run_id, "interrupted")

@@ -1,6 +1,7 @@
 """The steps of a run: its answers with calls, the calls, their results, and what a person said, as a fold of events.
 
     run_answered: the model calls tools ──► CallStep of each call ──► call_begun ──► call_ended: a result
+                                                 │ call_accepted: a task of another server answers it
                                                  │ run_paused: it waits for its client, or for a person
                                                  └─ run_resumed: results, or yes and no ──► as before
 
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from schemas.events import CallWait, Message, RunCall, ThreadEvent, ToolCall, derive_id
 
-STEPS = ("run_answered", "call_begun", "call_ended", "run_paused", "run_resumed")
+STEPS = ("run_answered", "call_begun", "call_accepted", "call_ended", "run_paused", "run_resumed")
 """Kinds of events between the request for a run and its end."""
 
 
@@ -39,6 +40,12 @@ class CallStep:
     allowed: bool | None = None
     """What a person decided; None: nothing yet."""
     has_result: bool = False
+    remote_task: str | None = None
+    """The task of another server that answers it."""
+    question: str | None = None
+    """What its agent asks."""
+    answer: str | None = None
+    """What its agent is told that asked last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +125,11 @@ def _resumption_problem(event: ThreadEvent, waiting: Mapping[str, CallStep]) -> 
     for decision in event.decisions:
         if waiting[decision.call_id].waits_for == "results":
             return f"call {decision.call_id} of run {event.run_id} waits for its result, not for a decision"
+        if waiting[decision.call_id].waits_for == "remote" and decision.answer is None:
+            return f"call {decision.call_id} of run {event.run_id} waits for an answer to its agent"
     for message in event.messages:
-        if waiting[message.tool_call_id or ""].waits_for == "consent":
-            return f"call {message.tool_call_id} of run {event.run_id} waits for consent, and the server makes it"
+        if (wait := waiting[message.tool_call_id or ""].waits_for) in ("consent", "remote"):
+            return f"call {message.tool_call_id} of run {event.run_id} waits for {wait}, and the server makes it"
     return None
 
 
@@ -147,11 +156,18 @@ def take_step(steps: RunSteps, event: ThreadEvent) -> StepOutcome:
             steps = count_tokens(steps, event)
         case "call_begun":
             steps = _with_call(steps, event, begun=1)
+        case "call_accepted":
+            steps = _with_call(steps, event)
         case "call_ended":
             steps = count_tokens(_with_call(steps, event, ended=True), event.call)
         case "run_paused":
-            waits = {wait.call_id: wait.waits_for for wait in event.waits}
-            calls = (replace(call, waits_for=waits.get(call.call.id, call.waits_for)) for call in steps.calls)
+            waits = {wait.call_id: wait for wait in event.waits}
+            calls = (
+                call
+                if (wait := waits.get(call.call.id)) is None
+                else replace(call, waits_for=wait.waits_for, question=wait.question)
+                for call in steps.calls
+            )
             steps = replace(steps, calls=tuple(calls), pauses=steps.pauses + 1, paused_at=len(steps.messages))
         case "run_resumed":
             steps = _resume(steps, event)
@@ -172,21 +188,22 @@ def _with_call(steps: RunSteps, event: ThreadEvent, *, begun: int = 0, ended: bo
         if about is not None and call.call.id == about.call_id and not call.has_result and not is_found:
             is_found = True
             allowed = None if begun else call.allowed  # a consent is for one attempt
-            call = replace(call, begun=call.begun + begun, allowed=allowed, has_result=ended)
+            task = about.remote_task or call.remote_task
+            call = replace(call, begun=call.begun + begun, allowed=allowed, has_result=ended, remote_task=task)
         calls.append(call)
     failed = (about.call_id,) if about is not None and ended and about.error is not None else ()
     return replace(steps, calls=tuple(calls), failed_tools=(*steps.failed_tools, *failed))
 
 
 def _resume(steps: RunSteps, event: ThreadEvent) -> RunSteps:
-    allowed = {decision.call_id: decision.allowed for decision in event.decisions}
+    decisions = {decision.call_id: decision for decision in event.decisions}
     results = {message.tool_call_id for message in event.messages}
     calls = []
     for call in steps.calls:
         if call.waits_for is not None and call.call.id in results:
             call = replace(call, waits_for=None, has_result=True)
-        elif call.waits_for is not None and call.call.id in allowed:
-            call = replace(call, waits_for=None, allowed=allowed[call.call.id])
+        elif call.waits_for is not None and (decision := decisions.get(call.call.id)) is not None:
+            call = replace(call, waits_for=None, allowed=decision.allowed, answer=decision.answer)
         calls.append(call)
     resumptions = (*steps.resumptions, event.event_id)
     return replace(steps, calls=tuple(calls), resumptions=resumptions, resumed_at=event.created_at)

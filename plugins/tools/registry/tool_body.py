@@ -34,7 +34,7 @@ class ToolBody(OutsideObject):
         min_length=1,
         max_length=2000,
         description="module:function, http(s)://host/path, mcp:SERVER or environment:NAME, as the settings list it; or "
-        "agent:NAME, an agent of this server",
+        "agent:NAME, an agent of this server, or a2a:URL, one of another",
     )
     name: str | None = Field(
         None,
@@ -62,8 +62,9 @@ class ToolBody(OutsideObject):
             for name in fields:
                 if getattr(self, name) is not None and kind not in kinds:
                     raise ValueError(f"{name} has no effect on {self.endpoint[:200]}; leave it out")
-        if kind == "agent" and (self.parameters is not None or self.auth_required):
-            raise ValueError(f"parameters and auth_required have no effect on {self.endpoint[:200]}; leave them out")
+        without = {"agent": ("parameters", "auth_required"), "a2a": ("parameters", "description")}.get(kind, ())
+        if any(getattr(self, name) for name in without):
+            raise ValueError(f"{' and '.join(without)} have no effect on {self.endpoint[:200]}; leave them out")
         if kind == "environment" and self.tool_id in LISTED:
             raise ValueError(f"tool_id is {self.tool_id}, as a built-in environment is called; take another name")
         return self
@@ -80,11 +81,11 @@ class ToolBody(OutsideObject):
 
     @property
     def tool(self) -> Tool | None:
-        """The description of a function, a URL or an agent; None: the endpoint's own."""
+        """The description of a function, a URL or an agent, in the place of which a2a has its card; None: its own."""
         kind, description, parameters = endpoint_kind(self.endpoint), self.description or "", self.parameters or {}
         if kind not in SINGLE:
             return None
-        if kind == "agent":
+        if kind in ("agent", "a2a"):
             description, parameters = description or f"Ask {self.endpoint.partition(':')[2]}.", MESSAGE
         return Tool(
             name=self.name or self.tool_id.rpartition(".")[2],

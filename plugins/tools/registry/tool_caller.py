@@ -6,21 +6,23 @@
 A call checks the current description: if it equals the accepted one again, the entry is trusted again.
 
 A tool is an environment of one call, so it runs like one: in a process, with limits of time and memory, and no network
-but its server's. Modules, commands and addresses need to be listed in environments.modules and environments.servers, so
-no entry directs a call to an address that the deployment did not list, private ones included.
+but its server's. An agent of another server is called from here (remote_agent.py). Modules, commands and addresses need
+to be listed in environments.modules and environments.servers, so no entry directs a call to an address that the
+deployment did not list, private ones included.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from plugins.environments.environment_pool import EnvironmentPool, SandboxedEnvironment, credential_of
+from plugins.environments.environment_pool import EnvironmentPool, SandboxedEnvironment, check_listed, credential_of
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
 from plugins.environments.settings import Environments
+from plugins.tools.registry.remote_agent import RemoteAgent, RemoteTask
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
-from plugins.tools.registry.tool_state import Offer, RegisteredTool, check_trusted
+from plugins.tools.registry.tool_state import Offer, RegisteredTool, ToolOutput, check_trusted
 from schemas import json_text
 from schemas.events import EpisodeStart, Tool, ToolCall
 from schemas.json_arguments import from_json_texts
@@ -30,19 +32,6 @@ from streams.settings.model import Settings
 
 AGENT = "agent:"
 """Before the name of an agent, in an endpoint."""
-
-
-class ToolOutput(NamedTuple):
-    """The answer to a call."""
-
-    text: str
-    error: str | None = None
-    """Why it is no result, in a word; None: it is one."""
-
-    @property
-    def is_error(self) -> bool:
-        """Whether the tool could not use the call."""
-        return self.error is not None
 
 
 class ToolCaller:
@@ -65,8 +54,11 @@ class ToolCaller:
         Raises EventError for an endpoint that there cannot be, EpisodeError for one that does not answer or is not
         listed.
         """
-        if order.endpoint.startswith(AGENT) and tool is not None:
+        kind = endpoint_kind(order.endpoint)
+        if kind == "agent" and tool is not None:
             return Offer(tools=(tool,), digest=offer_digest((tool,)))  # it may be registered later
+        if kind == "a2a" and tool is not None:
+            return self._remote(order).offer(tool)
         return self._open(order, tool)[1]
 
     def call(
@@ -74,9 +66,9 @@ class ToolCaller:
         registered: RegisteredTool,
         arguments: Mapping[str, Any],
         log: ToolLog,
-        on_open: Callable[[Callable[[], None]], None] | None = None,
+        task: RemoteTask | None = None,
     ) -> ToolOutput:
-        """Return the answer of a tool. `on_open` gets what ends the call from another thread.
+        """Return the answer of a tool. `task`: of a run, which can end the call from another thread.
 
         Raises RefusedError if it is described otherwise than accepted, which the log has then; EventError, LogError.
         """
@@ -86,8 +78,13 @@ class ToolCaller:
         if entry.kind == "agent":
             raise EventError(f"tool {registered.tool_id} is an agent, which runs of other agents call; run it")
         order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
+        agent, environment = None, None
         try:
-            environment, offer = self._open(order, registered.tool, on_open)
+            if entry.kind == "a2a":
+                agent = self._remote(order)
+                offer = agent.offer(registered.tool, task)
+            else:
+                environment, offer = self._open(order, registered.tool, None if task is None else task.arm)
         except EpisodeError:
             check_trusted(entry)
             raise
@@ -97,7 +94,11 @@ class ToolCaller:
         check_trusted(entry)
         read = from_json_texts(dict(arguments), _schema(registered.tool))
         call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(read))
+        message = "" if agent is None else message_in(read)
         try:
+            if agent is not None:
+                return agent.answer_in_time(message) if task is None else agent.answer(message, task)
+            assert environment is not None  # noqa: S101 - one of both is open
             result = environment.step(Action("", (call,)))
         except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
             return ToolOutput(str(exc), exc.reason)
@@ -112,11 +113,7 @@ class ToolCaller:
     ) -> tuple[Environment, Offer]:
         """Return an endpoint in a new episode, and what it offers."""
         start = start_of(order, tool)
-        if order.auth_required and not credential_of(start.name, self._limits):
-            raise EpisodeError(
-                f"{start.name} needs a credential, and the file environments.credentials has none for it; add it there",
-                reason="not_allowed",
-            )
+        self._credential(order, start.name)
         environment = self._pool.open(start)
         if on_open is not None and isinstance(environment, SandboxedEnvironment):
             on_open(environment.kill)
@@ -124,6 +121,36 @@ class ToolCaller:
         messages = () if order.environment is None else shown.messages
         digest = offer_digest(shown.tools, messages)
         return environment, Offer(tools=shown.tools, messages=messages, digest=digest, version=environment.version)
+
+    def cancel(self, registered: RegisteredTool, task_id: str) -> None:
+        """Cancel a task of an agent of another server. Raises EpisodeError."""
+        agent = self._remote(EntryOrder(registered.entry.tool_id, registered.entry.endpoint))
+        agent.offer(registered.tool)
+        agent.cancel(task_id)
+
+    def _remote(self, order: EntryOrder) -> RemoteAgent:
+        """Return an agent of another server. Raises EpisodeError(not_allowed)."""
+        check_listed(order.endpoint, self._limits)
+        credential = self._credential(order, order.endpoint)
+        return RemoteAgent(order.endpoint.removeprefix("a2a:"), credential, self._limits.timeout_s)
+
+    def _credential(self, order: EntryOrder, server: str) -> str:
+        """Return the credential of a server. Raises EpisodeError(not_allowed) if the entry needs one, without any."""
+        credential = credential_of(server, self._limits)
+        if order.auth_required and not credential:
+            raise EpisodeError(
+                f"{server} needs a credential, and the file environments.credentials has none for it; add it there",
+                reason="not_allowed",
+            )
+        return credential
+
+
+def message_in(arguments: Mapping[str, Any]) -> str:
+    """Return the message of a call of an agent. Raises EventError."""
+    message = arguments.get("message")
+    if not isinstance(message, str) or not message:
+        raise EventError("expected one argument, message: a text that is not empty")
+    return message
 
 
 def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
@@ -134,7 +161,7 @@ def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
         raise EventError(str(exc)) from exc
     if kind == "environment" and order.environment is not None:
         return order.environment
-    if kind in ("environment", "agent", "own"):
+    if kind in ("environment", "agent", "a2a", "own"):
         raise EventError(f"endpoint is {order.endpoint}; expected one whose tools can be called")
     settings: dict[str, Any] = {"prompt": ""}
     if kind in ("function", "http") and tool is not None:

@@ -78,6 +78,19 @@ class ToolState:
         return {f"{self.tool_id}.{tool.name}": tool for tool in tools}
 
 
+class ToolOutput(NamedTuple):
+    """The answer to a call."""
+
+    text: str
+    error: str | None = None
+    """Why it is no result, in a word; None: it is one."""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool could not use the call."""
+        return self.error is not None
+
+
 class RegisteredTool(NamedTuple):
     """A tool by its id, and the entry that it is of."""
 
@@ -141,7 +154,7 @@ def changes_of(entry: ToolState) -> str:
         "other": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
     }
     words = [f"{word} {', '.join(names)}" for word, names in parts.items() if names]
-    return "; ".join(words) or "its first messages"
+    return "; ".join(words) or ("its card" if entry.kind == "a2a" else "its first messages")
 
 
 def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:

@@ -30,9 +30,9 @@ from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.tools.registry.tool_body import ToolBody, read_body
-from plugins.tools.registry.tool_caller import ToolCaller, ToolOutput
+from plugins.tools.registry.tool_caller import ToolCaller
 from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
-from plugins.tools.registry.tool_state import RegisteredTool, ToolState, find
+from plugins.tools.registry.tool_state import RegisteredTool, ToolOutput, ToolState, find
 from schemas import json_text
 from schemas.conventions import tool_ids
 from schemas.events import Tool
@@ -52,7 +52,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class EntryBody(ToolBody, Body):
-    """An entry to add: a function, a URL, an MCP server or an environment."""
+    """An entry to add: a function, a URL, an MCP server, an environment or an agent."""
 
     reason: Reason = Field("asked for", description="why; it is recorded")
 

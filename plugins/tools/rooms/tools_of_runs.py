@@ -43,7 +43,7 @@ class ToolsOfRuns:
         if isinstance(tool, ToolReply):
             return tool
         try:
-            output = self._caller.call(tool, json_text.parse(arguments), self._log(), stop.arm)
+            output = self._caller.call(tool, json_text.parse(arguments), self._log(), stop)
         except RefusedError as exc:
             return ToolReply(mask(str(exc)), "untrusted")
         except EpisodeError as exc:
@@ -51,6 +51,12 @@ class ToolsOfRuns:
         except (EventError, ValueError) as exc:
             return ToolReply(mask(str(exc)), "invalid")
         return ToolReply(output.text, output.error)
+
+    def cancel(self, reference: str, principal: Principal | None, task_id: str) -> None:
+        """Cancel the task of another server that answers a call. Raises EpisodeError, LogError."""
+        tool = self._tool(reference, principal)
+        if not isinstance(tool, ToolReply):
+            self._caller.cancel(tool, task_id)
 
     def _tool(self, reference: str, principal: Principal | None) -> RegisteredTool | ToolReply:
         tool_id, _, digest = reference.partition("@")
