@@ -45,7 +45,7 @@ class CallStep:
     question: str | None = None
     """What its agent asks."""
     answer: str | None = None
-    """What its agent is told that asked last."""
+    """The answer to its agent's newest question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ class RemoteTask(Protocol):
     task_id: str | None
     """None: the task has not begun."""
     answer: str | None
-    """What its agent is told that asked; None: nothing."""
+    """The answer to its agent's question; None: there is none."""
 
     @property
     def is_stopped(self) -> bool:
@@ -138,7 +138,7 @@ class RemoteAgent:
         return self._follow(task_id, state, task)
 
     def answer_in_time(self, text: str) -> ToolOutput:
-        """Return what a task comes to, where nobody can answer its questions. Raises as `answer`."""
+        """Return what a task comes to, without an answer to its questions. Raises as `answer`."""
         task = _TimedTask(self._limit_s)
         output = self.answer(text, task)
         if output.error == INPUT_REQUIRED:
@@ -235,7 +235,7 @@ class RemoteAgent:
 
 
 def _patiently(read: Callable[[], dict[str, Any]], task: RemoteTask | None) -> dict[str, Any]:
-    """Return what is read, again if the server of a task that has begun is away for a while. Raises EpisodeError."""
+    """Return what is read, again if the server of a task that has begun is briefly unreachable. Raises EpisodeError."""
     pause_s, ends_at = FIRST_LOOK_S, time.monotonic() + PATIENCE_S
     while True:
         try:
