@@ -74,6 +74,7 @@ WITHOUT_TRY = {
     "streams/engines/vllm/vllm_engine.py::sample_mixed result": IN_THREAD,
     "plugins/improve/annotation/annotate.py::_judge_rows result": "the label, or the error that the docstring names",
     "plugins/improve/curation/curator.py::_judge result": "the opinion, or the error that the judge's docstring names",
+    "plugins/threads/acp/run_actions.py::accept result": "the call around it ends as failed, whatever it raises",
     "plugins/improve/curation/transcript.py::lines json.loads": OWN,
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,
