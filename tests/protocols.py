@@ -26,7 +26,7 @@ BEGIN = """# Protocols: what becomes of each parameter
 
 An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages; `feedback` is Streamward's
 own, and its errors have OpenAI's format. The paths follow `/v1`, `/agents/AGENT_ID/v1` or
-`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `fine_tuning/jobs`, which orders a job ([jobs.md](jobs.md)), follows
+`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `fine_tuning/jobs`, which orders a job, follows
 `/v1` alone. `GET …/models` lists what can be asked for, and `/openapi.json`
 describes it all for programs. Without an agent in the path, the header `X-Agent-ID` names it. What has no path here,
 such as embeddings, gets status 404.

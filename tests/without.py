@@ -90,7 +90,7 @@ def copy_without(removed: Iterable[str], folder: Path) -> None:
     command = re.compile(rf"streamward(?=(?:\s+--\w+ (?:'[^']*'|\S+))*\s+(?:{'|'.join(commands) or '(?!)'})\b)")
     row = re.compile(rf"^\|.*`tests/plugins/(?:{'|'.join(names) or '(?!)'})/.*\n", re.MULTILINE)
     (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
-    for page in [*folder.glob("*.md"), *folder.glob("docs/*.md"), *folder.glob("helm/templates/*.txt")]:
+    for page in [*folder.glob("*.md"), *folder.glob("docs/*.md"), *filter(Path.is_file, folder.glob("helm/**/*"))]:
         text = command.sub("", row.sub("", page.read_text(encoding="utf-8")))
         for pattern, place in ((LINK, page.parent), (FILE_NAME, folder)):
             text = pattern.sub(partial(_kept, place=place, folder=folder), text)

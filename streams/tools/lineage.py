@@ -3,7 +3,7 @@
     version ─► parent ─► ... ─► base            adapters
       └─ batches ─► groups, by offset ─► responses, by offset; tasks and rewards, by task id ──► Step
 
-A step is a version, its parent, and the batch between them, or what it was tuned on (`streamward tune`): groups, by
+A step is a version, its parent, and the batch between them, or what it was tuned on: groups, by
 offset, and the responses chosen of them, or a file. Its sources are the groups of these batches, the responses with an
 advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups have the
 coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.

@@ -52,7 +52,7 @@ class RecordCost(NamedTuple):
     policy: str
     """Empty: no policy."""
     session: str
-    """What a tenant's user began, with all its work: a column of `streamward jobs costs`."""
+    """What a tenant's user began, with all its work: a column of its costs."""
     prompt_tokens: int
     completion_tokens: int
     trainer_s: float

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from streams.cli.root import cli
+from streams.plugins.installed import load_plugins
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "docs/**/*.md", "schemas/*.md", "helm/**/*", "deploy/*", "docker-compose.yml", "gateway/**/*.html")
@@ -70,6 +71,19 @@ def test_every_command_that_a_message_names_is_one(folder: str) -> None:
         for file in (ROOT / folder).rglob("*.py")
     }
     assert {name: words for name, words in wrong.items() if words} == {}
+
+
+@pytest.mark.parametrize("folder", ["streams", "gateway", "trainer", "schemas"])
+def test_the_core_names_no_command_of_a_plugin(folder: str) -> None:
+    brought = [name for plugin, _, _ in load_plugins() for name in plugin.commands]
+    named = {
+        file.relative_to(ROOT).as_posix(): words
+        for file in (ROOT / folder).rglob("*.py")
+        for text in _strings(file.read_text(encoding="utf-8"))
+        for words in map(" ".join, map(str.split, NAMED.findall(text)))
+        if any(f"{words} ".startswith(f"{name} ") for name in brought)
+    }
+    assert named == {}
 
 
 def test_a_command_that_has_moved_is_found_behind_options_and_line_breaks() -> None:
