@@ -137,7 +137,10 @@ async def _serve(
         rounds += 1
         if rounds % round(SWEEP_S / LOOK_S) == 0:
             if all(done.done() for done in resuming):  # before, nothing is known of what waits
-                recorder.runs.end_idle(lambda name: any(part.keeps_open(name) for part in server.base.parts))
+                recorder.runs.end_idle(
+                    lambda name: any(part.keeps_open(name) for part in server.base.parts),
+                    lambda name: next(filter(None, (part.handed_answer(name) for part in server.base.parts)), None),
+                )
             meter.heartbeat()
     answering.should_exit = True
     for part in server.base.parts:

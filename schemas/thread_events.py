@@ -76,6 +76,7 @@ class RunCall:
     error: Annotated[str | None, "call_ended: why its result is none, in a word; null: it has one"] = None
     child_run: Annotated[str | None, "the run that answers it; null: its tool is no agent, or it was refused"] = None
     remote_task: Annotated[str | None, "call_accepted, call_ended: the task of another server that answers it"] = None
+    handoff: Annotated[bool, "whether its result, unless there is none, is the answer of the run"] = False
     prompt_tokens: Annotated[Int | None, "call_ended, of an agent: read by its run and by those it called"] = None
     completion_tokens: Annotated[Int | None, "call_ended, of an agent: sampled by the same"] = None
 
@@ -171,6 +172,8 @@ class ThreadEvent:
 RUN_TASK, PROGRAM_RUN = "run_task", "program_run"
 """Metadata of a run that a program answers. `run_requested`: the task that it works on. `run_ended`, with success: the
 trajectory of the program, which its turn is of; without a turn the answer is what the program printed."""
+HANDOFF = "handoff"
+"""Metadata of `run_ended`, with success and without a turn: the call whose result is the answer."""
 MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
 """What a label of a namespace may be: names with a dot would be two labels."""
 MOST_LABELS = 16
@@ -231,8 +234,8 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
 
 def _ending_problems(event: ThreadEvent) -> Iterator[str]:
     has_turn = event.ending == "success" or event.kind.startswith(("run_answered", "call_", "run_paused"))
-    is_of_program = event.ending == "success" and PROGRAM_RUN in event.metadata
-    if has_turn != (event.turn_id is not None) and not is_of_program:
+    is_of_others = event.ending == "success" and not event.metadata.keys().isdisjoint((PROGRAM_RUN, HANDOFF))
+    if has_turn != (event.turn_id is not None) and not is_of_others:
         expected = "an answer and what is done for it have a turn, and nothing else"
         yield f"kind is {event.kind}, ending {event.ending} and turn_id {event.turn_id!r}; {expected}"
     if (event.ending not in (None, "success", "interrupted")) != (event.error is not None):

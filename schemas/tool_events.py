@@ -43,6 +43,7 @@ class ToolEvent:
     max_turns: Annotated[Int | None, "added: most actions of an episode that names it; null: the default"] = None
     idempotent: Annotated[bool, "added: a call may be made again if its answer was lost"] = False
     needs_consent: Annotated[bool, "added: a run asks a person before it calls one of its tools"] = False
+    handoff: Annotated[bool, "added, of an agent: its answer to a call is that of the run"] = False
     tools: Annotated[tuple[Tool, ...], "added, changed: what is offered"] = ()
     messages: Annotated[tuple[Message, ...], "added, changed: what an environment shows first; of a2a: the card"] = ()
 

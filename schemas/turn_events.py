@@ -107,7 +107,9 @@ class TrajectoryEvent:
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
     answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
     answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None
-    output: Annotated[str | None, "ended, of a serve task: what its program printed, if no model said it"] = None
+    output: Annotated[
+        str | None, "ended, to serve: what its program printed, or the agent said that it was handed to"
+    ] = None
     reason: str
 
 

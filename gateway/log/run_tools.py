@@ -28,6 +28,8 @@ class CallableTool(NamedTuple):
     """Whether a person is asked before each call."""
     agent: str | None = None
     """The agent that answers its calls, each by a run of its own; None: it is no agent, and `call` makes them."""
+    handoff: bool = False
+    """Whether its result is the answer of the run."""
 
 
 class ToolReply(NamedTuple):

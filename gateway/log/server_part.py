@@ -110,6 +110,10 @@ class ServerPart:
         """Return whether a trajectory is still open though no call is made: its run waits for a tool or a person."""
         return False
 
+    def handed_answer(self, trajectory_id: str) -> str | None:
+        """Return the answer of a trajectory that an agent gave that it was handed to; None: its own model did."""
+        return None
+
     async def resume(self) -> None:
         """Continue what an earlier server left; it is called once, when the server listens."""
 

@@ -35,12 +35,13 @@ WITH requested AS (
     SELECT run_id, arg_min(coalesce(ending, 'cancelled'), created_at) AS ending, min(created_at) AS ended_at
     FROM whole.threads WHERE kind IN ('run_ended', 'run_cancelled') GROUP BY run_id
 ), called AS (
-    SELECT call.child_run AS run_id, any_value(call.tool_id) AS tool_id
+    SELECT call.child_run AS run_id, any_value(call.tool_id) AS tool_id,
+        bool_or(coalesce(call.handoff, false)) AS handoff
     FROM whole.threads WHERE kind = 'call_begun' AND call.child_run IS NOT NULL GROUP BY call.child_run
 )
 SELECT r.thread_id, r.run_id, r.parent.run_id AS parent_id, coalesce(r.parent.depth, 0) AS depth, r.agent_id,
-    r.parent.call_id AS call_id, c.tool_id, e.ending, r.created_at AS requested_at, e.ended_at, r._partition, r._offset,
-    r._timestamp
+    r.parent.call_id AS call_id, c.tool_id, coalesce(c.handoff, false) AS handoff, e.ending,
+    r.created_at AS requested_at, e.ended_at, r._partition, r._offset, r._timestamp
 FROM requested AS r LEFT JOIN ended AS e USING (run_id) LEFT JOIN called AS c USING (run_id)
 """
 VIEWS = (

@@ -77,6 +77,9 @@ class ThreadPart(ServerPart):
     def keeps_open(self, trajectory_id: str) -> bool:
         return self._runs.is_open(trajectory_id)
 
+    def handed_answer(self, trajectory_id: str) -> str | None:
+        return self._runs.handed_answer(trajectory_id)
+
     async def resume(self) -> None:
         await self._runs.resume()
 

@@ -148,6 +148,7 @@ def entry_row(entry: ToolState) -> dict[str, Any]:
         "auth_required": added is not None and added.auth_required,
         "idempotent": added is not None and added.idempotent,
         "needs_consent": added is not None and added.needs_consent,
+        "handoff": added is not None and added.handoff,
         "tools": list(entry.names),
         "digest": "" if entry.accepted is None else entry.accepted.digest,
         "accepted_by": entry.accepted_by,

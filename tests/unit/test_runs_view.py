@@ -20,6 +20,7 @@ from schemas.events import (
     Reward,
     RewardSource,
     ToolCall,
+    TrajectoryEvent,
     derive_id,
 )
 from streams.settings.model import Prices
@@ -218,6 +219,12 @@ def test_a_conversation_whose_last_answer_calls_a_tool_waits_for_it() -> None:
     view, fold = rows_of_view(log), rows_of_fold(log)
     check_equal(view, fold)
     assert (fold["talk"].ending, fold["talk"].retries) == ("waits_for_tool", 1)
+    *before, ended = failing_thread(last=unanswered)
+    assert isinstance(ended, TrajectoryEvent)
+    handed = Appended(*before, replace(ended, output="the answer of another agent"))
+    view, fold = rows_of_view(handed), rows_of_fold(handed)
+    check_equal(view, fold)
+    assert fold["talk"].ending == "completed"
 
 
 def test_a_conversation_is_open_while_one_of_its_runs_is() -> None:

@@ -80,6 +80,7 @@ class NextCall(NamedTuple):
             digest=self.tool.digest,
             attempt=self.step.begun,
             idempotent=self.tool.idempotent,
+            handoff=self.tool.handoff,
             **ended,
         )
 

@@ -31,7 +31,7 @@ from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted
 from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
-from plugins.threads.acp.run_limits import RunLimits, RunOutcome
+from plugins.threads.acp.run_limits import RunLimits, RunOutcome, outcome_of_handoff
 from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.compaction import as_read
@@ -41,7 +41,7 @@ from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
-from schemas.events import PROGRAM_RUN, ThreadEvent, derive_id
+from schemas.events import HANDOFF, PROGRAM_RUN, ThreadEvent, derive_id
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
@@ -214,6 +214,8 @@ class ThreadRuns:
         try:
             async with asyncio.timeout(self._limits.left_s(run)):
                 while run.status == "pending":
+                    if (outcome := outcome_of_handoff(run.steps)) is not None:
+                        return outcome
                     if (limit := self._limits.limit_of(run, self.children.callers_of(run))) is not None:
                         return limit
                     if run.steps.open_calls:
@@ -262,7 +264,7 @@ class ThreadRuns:
         """Record an answer that calls tools."""
         feed.text = ""  # the next answer is another message
         fields = outcome._asdict()
-        del fields["ending"], fields["error"], fields["program_run"]
+        del fields["ending"], fields["error"], fields["program_run"], fields["handoff"]
         event = step_event(run, "run_answered", **fields)
         await self.record(event)
 
@@ -298,6 +300,7 @@ class ThreadRuns:
         return memory, feed.items or ()
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
+        answered_by = ((PROGRAM_RUN, outcome.program_run), (HANDOFF, outcome.handoff))
         event = ThreadEvent(
             event_id=end_id(run),
             thread_id=run.thread_id,
@@ -308,7 +311,7 @@ class ThreadRuns:
             ending=outcome.ending,
             turn_id=outcome.turn_id,
             error=outcome.error,
-            metadata={} if outcome.program_run is None else {PROGRAM_RUN: outcome.program_run},
+            metadata={name: value for name, value in answered_by if value is not None},
             prompt_tokens=outcome.prompt_tokens or None,
             completion_tokens=outcome.completion_tokens or None,
             messages=outcome.messages,
@@ -348,6 +351,15 @@ class ThreadRuns:
                 for frame in frames(run, text, modes, after):
                     after = frame.place
                     yield frame.encode()
+
+    def handed_answer(self, run_id: str) -> str | None:
+        """Return the answer of a run that another agent gave."""
+        threads = self._threads.current
+        with contextlib.suppress(LogError):
+            run = None if threads is None else threads.find(run_id)
+            if run is not None and run.steps.handoff is not None and run.ending == "success":
+                return run.steps.handoff.text
+        return None
 
     async def changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
         """Yield a run and its text so far, again and again until it has ended or waits for an answer.

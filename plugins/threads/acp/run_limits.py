@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from plugins.threads.log.run_steps import RunSteps
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState
 from schemas.events import Message, RunEnding
@@ -30,6 +31,16 @@ class RunOutcome(NamedTuple):
     completion_tokens: int = 0
     program_run: str | None = None
     """The trajectory of the program that answered; without a turn the answer is what it printed."""
+    handoff: str | None = None
+    """The call whose result is the answer."""
+
+
+def outcome_of_handoff(steps: RunSteps) -> RunOutcome | None:
+    """Return how a run ends that was handed over, once all calls of its answer have results; None: it was not."""
+    if steps.handoff is None or steps.open_calls:
+        return None
+    message = Message(role="assistant", content=steps.handoff.text)
+    return RunOutcome("success", (message,), handoff=steps.handoff.call_id)
 
 
 class RunLimits:

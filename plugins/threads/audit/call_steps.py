@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from schemas.events import ThreadEvent
 from streams.tools.audit.facts import Category
+from streams.tools.audit.record_digests import digest
 
 STEP_KINDS = ("run_answered", "call_begun", "call_accepted", "call_ended", "run_paused", "run_resumed")
 
@@ -33,6 +34,8 @@ class StepFact(NamedTuple):
     was_made: bool = False
     has_failed: bool = False
     remote_task: str | None = None
+    handoff: int = 0
+    """A digest of the result that is the run's answer."""
 
 
 NO_STEP = StepFact()
@@ -46,7 +49,9 @@ def step_fact(event: ThreadEvent) -> StepFact:
     call = event.call
     if call is not None:
         was_made, has_failed = call.duration_ms is not None, call.error is not None
-        made = (call.attempt, call.idempotent, was_made, has_failed, call.remote_task)
+        is_answer = call.handoff and event.kind == "call_ended" and not has_failed
+        handoff = digest(event.messages[0].content) if is_answer and event.messages else 0
+        made = (call.attempt, call.idempotent, was_made, has_failed, call.remote_task, handoff)
         return StepFact((call.call_id,), results, frozenset(), *made)
     calls = [call.id for message in event.messages for call in message.tool_calls]
     calls += [wait.call_id for wait in event.waits] + [decision.call_id for decision in event.decisions]
@@ -80,6 +85,8 @@ class RunCalls:
     open: dict[str, CallCount] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """How many calls its answers made, and how they ended."""
+    handoff: int = 0
+    """A digest of the result that is the run's answer."""
 
     def problem(self, kind: str, turn_id: str, step: StepFact) -> StepProblem | None:
         """Return what is wrong with the next step; None: it takes effect, or changes nothing."""
@@ -130,6 +137,7 @@ class RunCalls:
                 self.open[step.calls[0]].remote_task = step.remote_task
             case "call_ended":
                 del self.open[step.calls[0]]
+                self.handoff = self.handoff or step.handoff
                 self.counts["calls failed" if step.has_failed else "calls answered"] += 1
             case "run_paused":
                 for call_id in step.calls:

@@ -3,6 +3,7 @@
     created, run_requested, run_ended, … of one thread ──► ThreadCount ──► what no server can have written
     run_answered, run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
                                                          and it was given to the messages that the thread had
+    run_ended, handed over ──► its answer is the result of the call
     run_ended, by a program ──► its task is in tasks, and a turn that it names has the same text
     call_begun, call_ended, … ──► RunCalls: each call of an answer has one result, and is made once
     run_requested ──► each run is on one thread; a turn of a run has a request
@@ -276,6 +277,9 @@ class _ThreadCheck:
         if request is not None and (task_id := request.run.request.run_task):
             self._judge_program(event, task_id)
             return
+        handoff = 0 if request is None else request.run.calls.handoff
+        if event.ending == "success" and (handoff or not event.turn_id) and event.text != handoff:
+            self._find(event, "contradictory", "its answer is not that of the agent that it was handed to")
         if not event.turn_id:
             return
         answered = self._turn_of(event, event.run_id)

@@ -48,6 +48,13 @@ class CallStep:
     """The answer to its agent's newest question."""
 
 
+class HandedAnswer(NamedTuple):
+    """The answer of an agent that a run was handed to."""
+
+    call_id: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSteps:
     """What a run has done before its answer."""
@@ -70,6 +77,8 @@ class RunSteps:
     """How many messages it had when it waited last."""
     resumed_at: int | None = None
     """When a person or a client answered it last, ms; None: it never waited."""
+    handoff: HandedAnswer | None = None
+    """The first result that is the answer of the run."""
 
     @property
     def waiting(self) -> tuple[CallStep, ...]:
@@ -192,7 +201,10 @@ def _with_call(steps: RunSteps, event: ThreadEvent, *, begun: int = 0, ended: bo
             call = replace(call, begun=call.begun + begun, allowed=allowed, has_result=ended, remote_task=task)
         calls.append(call)
     failed = (about.call_id,) if about is not None and ended and about.error is not None else ()
-    return replace(steps, calls=tuple(calls), failed_tools=(*steps.failed_tools, *failed))
+    handoff = steps.handoff
+    if about is not None and about.handoff and ended and not failed and handoff is None:
+        handoff = HandedAnswer(about.call_id, event.messages[0].content)
+    return replace(steps, calls=tuple(calls), failed_tools=(*steps.failed_tools, *failed), handoff=handoff)
 
 
 def _resume(steps: RunSteps, event: ThreadEvent) -> RunSteps:

@@ -50,6 +50,7 @@ class ToolBody(OutsideObject):
     max_turns: int | None = Field(None, ge=1, le=1024, description="most actions of an episode of an environment")
     idempotent: bool = Field(False, description="a run may make a call again whose result was lost")
     needs_consent: bool = Field(False, description="a run asks a person before each call")
+    handoff: bool = Field(False, description="of an agent: its answer to a call is that of the run, which ends")
 
     @model_validator(mode="after")
     def _fits_its_endpoint(self) -> ToolBody:
@@ -65,6 +66,8 @@ class ToolBody(OutsideObject):
         without = {"agent": ("parameters", "auth_required"), "a2a": ("parameters", "description")}.get(kind, ())
         if any(getattr(self, name) for name in without):
             raise ValueError(f"{' and '.join(without)} have no effect on {self.endpoint[:200]}; leave them out")
+        if self.handoff and kind not in ("agent", "a2a"):
+            raise ValueError(f"handoff has no effect on {self.endpoint[:200]}; an agent alone takes a run over")
         if kind == "environment" and self.tool_id in LISTED:
             raise ValueError(f"tool_id is {self.tool_id}, as a built-in environment is called; take another name")
         return self
@@ -75,9 +78,8 @@ class ToolBody(OutsideObject):
         start = None
         if kind == "environment":
             start = EpisodeStart(name=name, settings=json.dumps(self.settings or {}), seed=self.seed or 0)
-        return EntryOrder(
-            tool_id, self.endpoint, self.auth_required, start, self.max_turns, self.idempotent, self.needs_consent
-        )
+        answered = (self.idempotent, self.needs_consent, self.handoff)
+        return EntryOrder(tool_id, self.endpoint, self.auth_required, start, self.max_turns, *answered)
 
     @property
     def tool(self) -> Tool | None:

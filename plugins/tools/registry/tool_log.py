@@ -38,6 +38,8 @@ class EntryOrder(NamedTuple):
     """Whether a call may be made again if its result was lost."""
     needs_consent: bool = False
     """Whether a run asks a person before it calls one of its tools."""
+    handoff: bool = False
+    """Whether the answer to a call is that of the run."""
 
 
 TOOLS = RegistryShape(

@@ -97,6 +97,7 @@ class ToolRow(Answer):
     auth_required: bool
     idempotent: bool
     needs_consent: bool
+    handoff: bool
     trusted: bool = Field(description="false: its server describes it otherwise than was accepted")
     digest: str = Field(description="of the accepted description of the entry")
     newest_digest: str = Field(description="of the newest one: what could be accepted")
@@ -138,6 +139,7 @@ ROW = ToolRow(
     auth_required=False,
     idempotent=False,
     needs_consent=False,
+    handoff=False,
     trusted=True,
     digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     newest_digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
@@ -308,6 +310,7 @@ def _rows(entries: Iterable[ToolState]) -> ToolRows:
                 auth_required=added.auth_required,
                 idempotent=added.idempotent,
                 needs_consent=added.needs_consent,
+                handoff=added.handoff,
                 trusted=entry.is_trusted,
                 digest=accepted.digest,
                 newest_digest=seen.digest,

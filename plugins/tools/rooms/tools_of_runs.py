@@ -33,9 +33,8 @@ class ToolsOfRuns:
         added, accepted = tool.entry.added, tool.entry.accepted
         assert added is not None and accepted is not None  # noqa: S101 - an entry with tools has both
         agent = tool.entry.endpoint.removeprefix(AGENT) if tool.entry.kind == "agent" else None
-        return CallableTool(
-            tool.tool_id, accepted.digest, added.idempotent or agent is not None, added.needs_consent, agent
-        )
+        idempotent = added.idempotent or agent is not None
+        return CallableTool(tool.tool_id, accepted.digest, idempotent, added.needs_consent, agent, added.handoff)
 
     def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
         """Return the result of a call. Raises LogError before it was made."""

@@ -152,6 +152,7 @@ written AS (
         coalesce(epoch_ms(b.created_at), r.began_ms) AS began_ms,
         epoch_ms(coalesce(e.created_at, r.created_at)) AS ended_ms,
         coalesce(CASE WHEN r.response_id IS NULL AND e.ending = 'completed' AND t.waits AND e.observed IS NULL
+            AND e.output IS NULL
             THEN 'waits_for_tool' ELSE e.ending END,
             CASE WHEN r.response_id IS NULL THEN NULL WHEN r.error IS NULL THEN 'completed' ELSE 'failed' END
         ) AS ending,

@@ -161,9 +161,10 @@ def _course(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _waits_for_tool(turns: Sequence[Turn], ended: TrajectoryEvent) -> bool:
-    """Return whether the last answer calls a tool. The end has no result of it, except of an environment's tool."""
+    """Return whether the last answer calls a tool, and the end has no result of it: of an environment, or a handoff."""
     last = max((turn for turn in turns if turn.continuity != "auxiliary"), key=lambda turn: turn.number, default=None)
-    return last is not None and is_answered(last) and bool(last.reply.tool_calls) and ended.observed is None
+    has_result = ended.observed is not None or ended.output is not None
+    return last is not None and is_answered(last) and bool(last.reply.tool_calls) and not has_result
 
 
 def _figures_of_turns(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:

@@ -171,6 +171,10 @@ class Conversations:
         """Give the first call its result."""
         self._about_call("call_ended", thread_id, **{"duration_ms": 5} | changes)
 
+    def accept(self, task: str, thread_id: str = RED) -> None:
+        """Let a task of another server answer the first call without a result."""
+        self._about_call("call_accepted", thread_id, remote_task=task)
+
     def pause(self, thread_id: str = RED, waits_for: CallWait = "consent") -> None:
         """Let the run in progress wait for its first call without a result."""
         run = self._active(thread_id)
@@ -210,9 +214,9 @@ class Conversations:
         step, turn_id = run.steps.open_calls[0], run.steps.turns[-1]
         call = RunCall(call_id=step.call.id, tool_id="add", arguments="{}", attempt=step.begun)
         call = replace(call, **changes)
-        about = (call.call_id, call.attempt) if kind == "call_begun" else (call.call_id,)
-        name = derive_id(thread_id, run.run_id, kind, turn_id, *about)
-        results = () if kind == "call_begun" else (Message(role="tool", content="11", tool_call_id=call.call_id),)
+        about = {"call_begun": (call.attempt,), "call_accepted": (call.remote_task,)}.get(kind, ())
+        name = derive_id(thread_id, run.run_id, kind, turn_id, call.call_id, *about)
+        results = (Message(role="tool", content="11", tool_call_id=call.call_id),) if kind == "call_ended" else ()
         self.about_step(kind, run, event_id=name, turn_id=turn_id, call=call, messages=results)
 
     def about_step(self, kind: Any, run: RunState, **changes: Any) -> None:

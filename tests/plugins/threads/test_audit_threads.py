@@ -319,6 +319,26 @@ def test_a_run_that_answers_a_call_of_another_is_counted_and_follows_from_it() -
     assert ("phantom", phantom) in wrong(never)
 
 
+@pytest.mark.parametrize(("text", "findings"), [("11", 0), ("12", 1)])
+def test_a_run_that_was_handed_over_ends_with_the_result_of_its_call(text: str, findings: int) -> None:
+    made = acting()
+    made.finish(handoff=True)
+    answer = (Message(role="assistant", content=text),)
+    made.write(made.ending(RED, run_name(3), turn_id=None, metadata={"handoff": "0 a"}, messages=answer))
+    problem = ("contradictory", "its answer is not that of the agent that it was handed to")
+    assert wrong(made.events) == [problem] * findings
+
+
+def test_a_result_of_a_task_of_another_server_is_of_the_task_that_was_accepted() -> None:
+    for name, is_accepted in (("t1", True), ("t2", False)):
+        made = acting()
+        made.accept("t1")
+        made.finish(remote_task=name)
+        made.answer()
+        problem = ("lost", f"call 0 a ended by task {name}, which was never accepted")
+        assert (problem in wrong(made.events), not wrong(made.events)) == (not is_accepted, is_accepted)
+
+
 # --- what no server writes --------------------------------------------------------------------------------------------
 
 

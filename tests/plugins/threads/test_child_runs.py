@@ -13,7 +13,7 @@ import pytest
 from plugins.threads.acp.run_limits import RunLimits
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, fold
-from schemas.events import Message, RunCall, ThreadEvent, ToolCall
+from schemas.events import Message, RunCall, ThreadEvent, ToolCall, TrajectoryEvent
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.plugins.threads.test_acting_runs import client_of, roles, steps
@@ -43,6 +43,9 @@ AGENTS: dict[str, Any] = {
         {"when": "runs deep", "reply": "Deep enough."},
         {"when": "tool: Deep enough.", "reply": "Deep enough."},
         {"when": "again, please", "reply": asking("again for A")},
+        {"when": "hand me to Ulm", "reply": tool_call("to_host", message="weather in Ulm?")},
+        {"when": "hand me to nowhere", "reply": tool_call("to_host", message="for ever")},
+        {"when": "and Bonn?", "reply": "I do not know."},
         {"when": "tool: A is done.", "reply": "It was done."},
     ]
 }
@@ -50,8 +53,10 @@ BOSS = {"agent_id": "boss"}
 
 
 def register(client: Client) -> None:
-    """Register `host` with its tools, `boss` who asks it, and `circle`, which asks itself."""
+    """Register `host` with tools, `boss` who asks it, `desk` that hands over to it, and `circle`, which asks itself."""
     register_all(client)
+    added(client.ask("POST", "/mcp/tools", {"tool_id": "to_host", "endpoint": "agent:host", "handoff": True}))
+    added(client.ask("POST", "/rl/agents", {"agent_id": "desk", "model_id": "sums", "tool_ids": ["to_host"]}))
     for tool, agent, owner in (("ask_host", "host", "boss"), ("circle", "circle", "circle")):
         added(client.ask("POST", "/mcp/tools", {"tool_id": tool, "endpoint": f"agent:{agent}"}))
         added(client.ask("POST", "/rl/agents", {"agent_id": owner, "model_id": "sums", "tool_ids": [tool]}))
@@ -59,7 +64,7 @@ def register(client: Client) -> None:
 
 @pytest.fixture(scope="module")
 def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolServer]:
-    with with_tools(kafka_bootstrap, tmp_path_factory.mktemp("children"), AGENTS) as plain:
+    with with_tools(kafka_bootstrap, tmp_path_factory.mktemp("children"), AGENTS, idle_s=2) as plain:
         limited = plain.settings.model_copy(update={"threads": Threads(max_turns=3)})
         tools = plain._replace(settings=limited)
         with audited(tools.settings):
@@ -144,6 +149,35 @@ def test_a_circle_of_agents_and_a_child_without_an_answer_end_by_name(server: To
     assert roles(lost)[-1] == ("assistant", "The host did not say.")
     [ended] = [event.call for event in server.events(lost["run"]["run_id"]) if event.kind == "call_ended"]
     assert ended is not None and ended.error == "max_turns"
+
+
+@pytest.mark.kafka
+def test_a_run_that_is_handed_over_ends_with_the_answer_of_the_other_agent(server: ToolServer, client: Client) -> None:
+    thread = client.thread()
+    run = client.run(thread, "hand me to Ulm", agent_id="desk")
+    assert roles(run)[-2:] == [("tool", "Hot."), ("assistant", "Hot.")]
+    name = run["run"]["run_id"]
+    events = server.events(name)
+    assert steps(events) == ["run_requested", "run_answered", "call_begun", "call_ended", "run_ended"]
+    assert (events[-1].ending, events[-1].turn_id) == ("success", None) and events[-1].metadata["handoff"]
+    sql = f"SELECT agent_id, handoff FROM run_tree WHERE '{name}' IN (run_id, parent_id) ORDER BY depth"  # noqa: S608
+    rows = [tuple(row.values()) for row in rows_of(invoke(server.settings, "query", sql))]
+    assert rows == [("desk", False), ("host", True)]
+    assert roles(client.run(thread, "and Bonn?", agent_id="desk"))[-1] == ("assistant", "I do not know.")
+    until(lambda: ("ended", "Hot.") in ends_of(server, name), "its trajectory has ended, with that answer")
+
+
+def ends_of(server: ToolServer, trajectory_id: str) -> list[tuple[str, str | None]]:
+    events = [event for _, event in read(server.settings, TrajectoryEvent) if event.trajectory_id == trajectory_id]
+    return [(event.kind, event.output) for event in events]
+
+
+@pytest.mark.kafka
+def test_an_agent_without_an_answer_takes_no_run_over(server: ToolServer, client: Client) -> None:
+    run = client.run(client.thread(), "hand me to nowhere", agent_id="desk")
+    assert roles(run)[-1] == ("assistant", "The host did not say.")
+    refused = client.ask("POST", "/mcp/tools", {"tool_id": "x", "endpoint": "functions_of_runs:book", "handoff": True})
+    assert refused.status_code == 400 and "an agent alone takes a run over" in refused.text
 
 
 def test_a_child_shares_the_limits_of_the_runs_above_it() -> None:

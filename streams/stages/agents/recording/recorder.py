@@ -239,7 +239,9 @@ class ServedRuns:
         for recorder in self._recorder.recorders:
             recorder.runs.finish()
 
-    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False) -> None:
-        """End abandoned trajectories, but none that something `keeps_open`."""
+    def end_idle(
+        self, keeps_open: Callable[[str], bool] = lambda _: False, answer: Callable[[str], str | None] = lambda _: None
+    ) -> None:
+        """End abandoned trajectories, but none that something `keeps_open`; `answer`: of one that was handed over."""
         for recorder in self._recorder.recorders:
-            recorder.runs.end_idle(keeps_open)
+            recorder.runs.end_idle(keeps_open, answer)

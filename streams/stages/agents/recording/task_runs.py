@@ -142,10 +142,12 @@ class TaskRuns:
             if run.end is not None and not run.responded:
                 self._start_ending(run, TrajectoryEnd("completed", ""))  # the end in the log is the one that counts
 
-    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False) -> None:
+    def end_idle(
+        self, keeps_open: Callable[[str], bool] = lambda _: False, answer: Callable[[str], str | None] = lambda _: None
+    ) -> None:
         """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones.
 
-        Leaves those that something `keeps_open`, by their names.
+        Leaves those that something `keeps_open`, by their names. `answer`: the text of an agent that one was handed to.
         """
         now = times.now_ms()
         since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
@@ -161,7 +163,8 @@ class TaskRuns:
                 continue
             if run.started and not run.ended and run.sampling_id is None:
                 run.ended = True
-                self._writer.write(end_of(run, self._versions.policy, TrajectoryEnd("completed", reason), now))
+                end = TrajectoryEnd("completed", reason, output=answer(run.trajectory_id))
+                self._writer.write(end_of(run, self._versions.policy, end, now))
             if old or run.closed is not None:
                 self._conversations.forget(run)
 
