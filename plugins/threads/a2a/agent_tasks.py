@@ -191,7 +191,7 @@ class AgentMethods:
         """Return a task that waits, with what a message answers to it."""
         run = await self._find(message.task_id or "")
         event_id = derive_id("a2a answer", run.run_id, actor_of(self._request), message.message_id)
-        if not run.waiting and event_id not in run.steps.resumptions:
+        if not run.waiting and not await self._requested.has_answer(run, event_id):
             problem = f"task {run.run_id} takes no further message; send it with the contextId alone"
             raise task_error(UNSUPPORTED, problem)
         if len(message.parts) != 1 or message.parts[0].answer is None:

@@ -25,9 +25,10 @@ from plugins.threads.acp.run_limits import RECURSION_LIMIT
 from plugins.threads.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
 from plugins.threads.acp.thread_bodies import RunBody
 from plugins.threads.acp.thread_views import ThreadViews
+from plugins.threads.log.thread_log import ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
-from schemas.events import Sampling, ThreadEvent
+from schemas.events import Sampling, ThreadEvent, derive_id
 from streams.errors import CallError
 
 
@@ -95,9 +96,13 @@ class RequestedRuns:
 
         Raises CallError.
         """
-        if event_id is not None and event_id in run.steps.resumptions:
+        if event_id is not None and await self.has_answer(run, event_id):
             return run
         return await self._resume(request, run, read_resumption(run, value), event_id)
+
+    async def has_answer(self, run: RunState, event_id: str) -> bool:
+        """Return whether a run has taken an answer, or passed it to a child. Raises CallError."""
+        return await errors.apart(_has_answer, await self._runs.open(), run, event_id)
 
     async def _resume(
         self, request: Request, run: RunState, answered: ResumedCalls, event_id: str | None = None
@@ -107,7 +112,8 @@ class RequestedRuns:
         answered, values = answered.without(waiting)
         for call_id, value in values.items():
             name = run.child_id(waiting[call_id].call)
-            await self.resume(request, await self.find(request, name), value)
+            child_event = None if event_id is None else derive_id(event_id, name)
+            await self.resume(request, await self.find(request, name), value, child_event)
             await self._runs.children.settle(run.run_id, name)
         if values and not answered.decisions and not answered.results:
             return await self.find(request, run.run_id)
@@ -175,6 +181,14 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
         messages=body.new_messages,
         tools=agent.tools,
     )
+
+
+def _has_answer(threads: ThreadLog, run: RunState, event_id: str) -> bool:
+    """Raises LogError."""
+    if event_id in run.steps.resumptions:
+        return True
+    children = ((name, threads.find(name)) for name in run.children)
+    return any(child and _has_answer(threads, child, derive_id(event_id, name)) for name, child in children)
 
 
 def sees_run(request: Request, run: RunState) -> bool:

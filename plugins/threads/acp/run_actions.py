@@ -34,7 +34,7 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
 from schemas.tool_text import INPUT_REQUIRED
 from streams.access.tenants.tenant_names import tenant_in, without_tenant
-from streams.errors import LogError, StreamwardError
+from streams.errors import CallError, LogError, StreamwardError
 from streams.kafka import times
 
 ACTOR = "serve"
@@ -255,16 +255,23 @@ class RunActions:
         await self.end(run, step, refused, reply)
 
     async def end(self, run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> None:
-        """Record the result of a call."""
+        """Record the result of a call; in place of one that the log does not take, the reason. Raises CallError."""
         if len(reply.text) > MOST_CHARACTERS:
             problem = f"the result has {len(reply.text)} characters; at most {MOST_CHARACTERS}"
             reply = ToolReply(problem, "too_large")
-        call = replace(call, error=reply.error)
-        message = Message(role="tool", content=reply.text, tool_call_id=step.call.id)
-        await self._record(step_event(run, "call_ended", step.call.id, messages=(message,), call=call))
+        try:
+            await self._record(_call_ended(run, step, call, reply))
+        except CallError as exc:
+            await self._record(_call_ended(run, step, call, ToolReply(exc.message, exc.kind)))
 
     async def _apart(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+
+
+def _call_ended(run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> ThreadEvent:
+    message = Message(role="tool", content=reply.text, tool_call_id=step.call.id)
+    call = replace(call, error=reply.error)
+    return step_event(run, "call_ended", step.call.id, messages=(message,), call=call)
 
 
 def step_event(run: RunState, kind: Any, *about: object, **fields: Any) -> ThreadEvent:

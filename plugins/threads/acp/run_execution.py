@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
-from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted
+from plugins.threads.acp.busy_retries import until_accepted, until_possible
 from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
@@ -36,12 +36,13 @@ from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
-from plugins.threads.log.memory_state import MemoryItem, namespace_of
+from plugins.threads.log.memory_state import items_read, namespace_of, text_of_items
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
 from schemas.events import HANDOFF, PROGRAM_RUN, ThreadEvent, derive_id
+from schemas.serde import EncodeError
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
@@ -71,8 +72,8 @@ class RunFeed:
 
     thread_id: str
     text: str = ""
-    items: tuple[MemoryItem, ...] | None = None
-    """Of the store, as its first answer read them: so its later calls begin with the same messages."""
+    items: str | None = None
+    """The items of the store, as its first answer read them: so its later calls begin with the same messages."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     readers: int = 0
 
@@ -139,16 +140,16 @@ class ThreadRuns:
         threads = await self.open()
         try:
             return await errors.apart(threads.append, event)
-        except EventError as exc:
-            raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
+        except (EventError, EncodeError) as exc:
+            raise _unwritable(exc) from exc
 
     async def append_all(self, events: Sequence[ThreadEvent]) -> None:
         """Write events. Raises CallError."""
         threads = await self.open()
         try:
             await errors.apart(threads.append_all, events)
-        except EventError as exc:
-            raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
+        except (EventError, EncodeError) as exc:
+            raise _unwritable(exc) from exc
 
     def _pass_on(self, state: ThreadState) -> None:
         """Notify the event loop that a thread has changed."""
@@ -203,6 +204,8 @@ class ThreadRuns:
             outcome = await (by_program or self._outcome(run, feed))
             if outcome is not None:
                 await self._write_end(run, outcome)
+        except CallError as exc:  # of its answer, which cannot be written
+            await self._write_end(run, RunOutcome("error", error=exc.message))
         except asyncio.CancelledError:
             return  # it was cancelled, or the server stops and the next one continues it
         except Exception:  # whatever a model does, its run must end
@@ -214,21 +217,34 @@ class ThreadRuns:
         try:
             async with asyncio.timeout(self._limits.left_s(run)):
                 while run.status == "pending":
-                    if (outcome := outcome_of_handoff(run.steps)) is not None:
+                    doing = f"run {run.run_id}"
+                    if (outcome := await until_possible(partial(self._step, run, feed), doing)) is not None:
                         return outcome
-                    if (limit := self._limits.limit_of(run, self.children.callers_of(run))) is not None:
-                        return limit
-                    if run.steps.open_calls:
-                        await self._actions.act(run)
-                    else:
-                        outcome = await self._next_answer(run, feed)
-                        if not (outcome.messages and outcome.messages[0].tool_calls):
-                            return outcome
-                        await self._record_answer(run, outcome, feed)
-                    run = run_of(await self.open(), run.run_id)
+                    run = await until_possible(partial(self._find, run.run_id), doing)
         except TimeoutError:
             return self._limits.timeout()
         return None
+
+    async def _step(self, run: RunState, feed: RunFeed) -> RunOutcome | None:
+        """Make the next call of a run, or record its next answer; return how it ends, None if it continues.
+
+        Raises CallError; `busy` before anything was done.
+        """
+        if (outcome := outcome_of_handoff(run.steps)) is not None:
+            return outcome
+        if (limit := self._limits.limit_of(run, self.children.callers_of(run))) is not None:
+            return limit
+        if run.steps.open_calls:
+            await self._actions.act(run)
+            return None
+        outcome = await self._next_answer(run, feed)
+        if not (outcome.messages and outcome.messages[0].tool_calls):
+            return outcome
+        await self._record_answer(run, outcome, feed)
+        return None
+
+    async def _find(self, run_id: str) -> RunState:
+        return run_of(await self.open(), run_id)
 
     async def _next_answer(self, run: RunState, feed: RunFeed) -> RunOutcome:
         """Return the agent's next answer."""
@@ -273,7 +289,10 @@ class ThreadRuns:
         messages = () if run.checkpoint is None else run.checkpoint.messages()
         steps, parts = run.steps, [run.thread_id, run.run_id]
         whole = tuple(message.message for message in (*messages, *steps.messages))
-        memory, items = await errors.apart(self._memory_of, run, feed)
+        memory = read_memory(run.request.memory_config or "{}")
+        if memory.namespace is not None and feed.items is None:
+            read = await self._recorder.opening(run.run_id)
+            feed.items = await errors.apart(self._items, run, memory) if read is None else items_read(read)
         if steps.turns:
             parts.append(str(len(steps.turns)))
         call = ModelCall(
@@ -289,15 +308,12 @@ class ThreadRuns:
             failed_tools=steps.failed_tools,
             thread=None if run.request.stateless else id_of(run.thread_id),
         )
-        return await with_prompt_and_items(run, call, items, self._recorder, self._steps)
+        return await with_prompt_and_items(run, call, feed.items or "", self._recorder, self._steps)
 
-    def _memory_of(self, run: RunState, feed: RunFeed) -> tuple[AgentMemory, tuple[MemoryItem, ...]]:
-        """Return what an agent is to read of a thread, and the items of the store: the same for all calls of a run."""
-        memory = read_memory(run.request.memory_config or "{}")
-        if memory.namespace is not None and feed.items is None:
-            namespace, most = namespace_of(run.tenant, memory.namespace), memory.items or MOST_ITEMS
-            feed.items = tuple(self._memory().read(lambda state: list(islice(state.below(namespace), most))))
-        return memory, feed.items or ()
+    def _items(self, run: RunState, memory: AgentMemory) -> str:
+        """Return the items of the store that an agent is to read, as a text. Raises LogError."""
+        namespace, most = namespace_of(run.tenant, memory.namespace or ()), memory.items or MOST_ITEMS
+        return self._memory().read(lambda state: text_of_items(islice(state.below(namespace), most)))
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         answered_by = ((PROGRAM_RUN, outcome.program_run), (HANDOFF, outcome.handoff))
@@ -319,13 +335,8 @@ class ThreadRuns:
         await self.record(event)
 
     async def record(self, event: ThreadEvent) -> Appended:
-        """Write an event about a run; wait for the broker as long as it takes."""
-        while True:
-            try:
-                return await self.append(event)
-            except CallError as exc:
-                log.warning("%s of run %s is not recorded yet: %s", event.kind, event.run_id, exc)
-                await asyncio.sleep(AGAIN_S)
+        """Write an event about a run; wait for the broker as long as it takes. Raises CallError if it is too large."""
+        return await until_possible(lambda: self.append(event), f"{event.kind} of run {event.run_id}")
 
     def is_open(self, run_id: str) -> bool:
         """Return whether a run of the threads that were read has not ended."""
@@ -408,6 +419,12 @@ class ThreadRuns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unwritable(error: EventError | EncodeError) -> CallError:
+    """Return the error for an event that the log does not take."""
+    is_too_large = isinstance(error, EventError) and error.reason == "too_large"
+    return CallError("too_large" if is_too_large else "invalid", str(error))
 
 
 def run_of(threads: ThreadLog, run_id: str) -> RunState:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from gateway.agents.named_prompts import KnowsAnswers, PromptParameter, with_prompt
-from plugins.threads.log.memory_state import MemoryItem, with_items
+from plugins.threads.log.memory_state import with_items
 from plugins.threads.log.thread_state import RunState
+from schemas.events import Message
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.tasks.line_steps import LineSteps
 
@@ -21,12 +22,15 @@ class KnowsPrompts(KnowsAnswers, Protocol):
     async def prompt_of(self, call: ModelCall) -> str | None:
         """Return the prompt that a call's agent is registered with. Raises CallError."""
 
+    async def opening(self, trajectory_id: str) -> tuple[Message, ...] | None:
+        """Return the messages of the first recorded call of a trajectory; None if there is none."""
+
 
 class CallsWithItems(NamedTuple):
     """The recorded calls, which had these items after their prompt."""
 
     recorder: KnowsAnswers
-    items: tuple[MemoryItem, ...]
+    items: str
 
     async def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one and its answer."""
@@ -34,9 +38,9 @@ class CallsWithItems(NamedTuple):
 
 
 async def with_prompt_and_items(
-    run: RunState, call: ModelCall, items: tuple[MemoryItem, ...], recorder: KnowsPrompts, steps: LineSteps
+    run: RunState, call: ModelCall, items: str, recorder: KnowsPrompts, steps: LineSteps
 ) -> ModelCall:
-    """Return a call of a run as its model reads it. `steps` find prompts. Raises CallError."""
+    """Return a call of a run as its model reads it, with the text of items. `steps` find prompts. Raises CallError."""
     name = await recorder.prompt_of(call)
     if name is None:
         return _with_items(call, items)
@@ -45,5 +49,5 @@ async def with_prompt_and_items(
     return replace(_with_items(prompted, items), trajectory_id=run.run_id)
 
 
-def _with_items(call: ModelCall, items: tuple[MemoryItem, ...]) -> ModelCall:
+def _with_items(call: ModelCall, items: str) -> ModelCall:
     return replace(call, messages=with_items(call.messages, items)) if items else call

@@ -11,7 +11,7 @@ Not covered: semantic search, and expiry of items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,12 +108,23 @@ def _has(value: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     return all(name in value and value[name] == field for name, field in fields.items())
 
 
-def with_items(messages: tuple[Message, ...], items: Sequence[MemoryItem]) -> tuple[Message, ...]:
-    """Return messages with what was remembered in the system's, as data."""
+def text_of_items(items: Iterable[MemoryItem]) -> str:
+    """Return what a model reads of items, as data; empty without items."""
     remembered = {f"{'/'.join(item.namespace)}/{item.key}": item.fields for item in items}
-    if not remembered:
+    return f"{REMEMBERED}\n{json_text.one_line(remembered)}" if remembered else ""
+
+
+def items_read(messages: Sequence[Message]) -> str:
+    """Return the text of the items in messages that a model has read; empty without items."""
+    system = messages[0].content if messages and messages[0].role == "system" else ""
+    _, separator, items = system.rpartition(f"{REMEMBERED}\n")
+    return separator + items if separator else ""
+
+
+def with_items(messages: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Return messages with the text of items in the system's."""
+    if not text:
         return messages
-    text = f"{REMEMBERED}\n{json_text.one_line(remembered)}"
     if messages and messages[0].role == "system":
         return (Message(role="system", content=f"{messages[0].content}\n\n{text}"), *messages[1:])
     return (Message(role="system", content=text), *messages)

@@ -154,6 +154,13 @@ class RunState:
         return derive_id(self.run_id, "child", self.steps.turns[-1], call.id)
 
     @property
+    def children(self) -> Iterator[str]:
+        """The ids of the runs that answer its calls, if all tools are agents."""
+        answers = (message.message for message in self.steps.messages if message.message.tool_calls)
+        for turn_id, answer in zip(self.steps.turns, answers, strict=True):
+            yield from (derive_id(self.run_id, "child", turn_id, call.id) for call in answer.tool_calls)
+
+    @property
     def task_id(self) -> str:
         """The task that its agent's program works on; empty: the model answers."""
         return self.request.metadata.get(RUN_TASK, "")

@@ -16,6 +16,7 @@ from plugins.threads.log.thread_state import RunState, fold
 from schemas.events import Message, RunCall, ThreadEvent, ToolCall, TrajectoryEvent
 from streams.kafka import admin
 from streams.settings.model import Settings
+from tests.plugins.threads.test_a2a import call, message, refusal
 from tests.plugins.threads.test_acting_runs import client_of, roles, steps
 from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import SCRIPT, ToolServer, added, register_all, tool_call, with_tools
@@ -118,6 +119,18 @@ def test_a_run_waits_for_its_child_that_waits_and_goes_on_with_it(
         until(lambda: "run_resumed" in steps(server.events(run["run_id"])), "its parent goes on")
     ended = client.send("GET", f"/runs/{run['run_id']}/wait")
     assert roles(ended)[-1] == ("assistant", "A bed at the Lamb.")
+    assert server.made().count("book Lamb") == before + 1
+
+
+@pytest.mark.kafka
+def test_an_answer_that_was_passed_to_a_child_may_be_sent_again(server: ToolServer, client: Client) -> None:
+    task = call(client, "SendMessage", message("a bed, please"), "boss")["task"]
+    assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    before, yes = server.made().count("book Lamb"), message("yes", taskId=task["id"])
+    ended = call(client, "SendMessage", yes, "boss")["task"]
+    assert ended["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert call(client, "SendMessage", yes, "boss")["task"] == ended
+    assert refusal(client, "SendMessage", message("yes", taskId=task["id"]), "boss")[1] == "UNSUPPORTED_OPERATION"
     assert server.made().count("book Lamb") == before + 1
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from plugins.threads.log.memory_state import REMEMBERED, MemoryItem, MemoryState, with_items
+from plugins.threads.log.memory_state import (
+    REMEMBERED,
+    MemoryItem,
+    MemoryState,
+    items_read,
+    text_of_items,
+    with_items,
+)
 from plugins.threads.log.thread_state import last_turns
 from schemas.events import MemoryEvent, Message
 from tests.support.factories import memory_event
@@ -50,9 +57,11 @@ def test_an_agent_reads_its_last_turns_and_the_system_message_before_them() -> N
 
 def test_what_was_remembered_is_given_as_data_after_the_system_message() -> None:
     items = [MemoryItem(("people",), key, '{"likes": "sums"}', 0, 0) for key in ("ann", "bob")]
-    [first, question] = with_items((user("hi"),), items[:1])
+    text = text_of_items(items[:1])
+    [first, question] = with_items((user("hi"),), text)
     assert first == Message(role="system", content=f'{REMEMBERED}\n{{"people/ann": {{"likes": "sums"}}}}')
     assert question == user("hi")
-    with_system = with_items((Message(role="system", content="Add."), user("hi")), items[:1])
+    with_system = with_items((Message(role="system", content="Add."), user("hi")), text)
     assert with_system[0].content == f"Add.\n\n{first.content}"
-    assert with_items((user("hi"),), ()) == (user("hi"),)
+    assert with_items((user("hi"),), text_of_items(())) == (user("hi"),)
+    assert items_read(with_system) == items_read((first, question)) == text and items_read((user(text),)) == ""

@@ -178,15 +178,15 @@ class Conversations:
             self.actions["usable" if after.ok else "unusable"] += 1
 
     def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
-        """Take in what the log had before the server started; of trajectories older than `oldest_ms` only what
-        matters."""
+        """Take in what the log had before the server started; forget trajectories older than `oldest_ms` that ended.
+
+        An old one without an end may be of a run that waits for a person.
+        """
         self.take(event)
         conversation = self.by_id.get(event.trajectory_id)
-        if conversation is None or conversation.begun_at >= oldest_ms:
+        if conversation is None or conversation.begun_at >= oldest_ms or not conversation.ended:
             return
-        if conversation.sampling_id is None:
-            self.close(conversation, "it began longer than serve.longest_s ago")
-        elif conversation.ended and event.created_at < oldest_ms:
+        if conversation.sampling_id is None or event.created_at < oldest_ms:
             self.forget(conversation)
 
     def take_response(self, response_id: str) -> None:
@@ -389,6 +389,11 @@ class Conversations:
         """Return the messages up to a turn, its answer included."""
         conversation = self._of_turn.get(turn_id)
         return None if conversation is None else conversation.chains.messages(turn_id)
+
+    def first_turn(self, trajectory_id: str) -> Turn | None:
+        """Return the first turn of a trajectory; None if it has none that is remembered."""
+        conversation = self.by_id.get(trajectory_id)
+        return None if conversation is None else next(conversation.turns, None)
 
     def agent_of(self, name: str) -> str | None:
         """Return the agent of a turn or a trajectory; None if the id is not found."""

@@ -94,6 +94,13 @@ class Recorder:
                 return messages
         return None
 
+    async def opening(self, trajectory_id: str) -> tuple[Message, ...] | None:
+        """Return the messages of the first recorded call of a trajectory; None if there is none."""
+        for conversations in self._conversations:
+            if (first := conversations.first_turn(trajectory_id)) is not None:
+                return first.messages
+        return None
+
     def note_unread(self, turn_id: str) -> None:
         """Take in that a client left without reading an answer: a retry of its call gets it."""
         for conversations in self._conversations:

@@ -105,9 +105,8 @@ class LoggedConversations:
         self._bounds = outage.ask(lambda: offsets(settings, labels), "to where topics end")
 
     def restore(self, conversations: ServedConversations, now_ms: int) -> None:
-        """Take in each policy's trajectories that may be continued or have no end yet. Of those older than
-        serve.longest_s only the name is remembered, and the number of turns until they are ended. Raises as
-        `open_recorder`.
+        """Take in each policy's trajectories that may be continued or have no end yet. Of those that ended, only the
+        names are remembered if they began more than serve.longest_s ago. Raises as `open_recorder`.
         """
         oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
         for event in self._events("trajectories", {tp: first for tp, (first, _) in self._bounds.items()}):
