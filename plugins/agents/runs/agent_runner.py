@@ -23,6 +23,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,8 @@ from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.response import UNANSWERED
 
 STAGE: Final = "agents"
+WATCH_S = 1.0
+"""How often it is checked whether others have ended a run."""
 BUSY_POLL_S = 0.05
 """Longest wait for new tasks while runs are in progress, which may end at any time."""
 ENDINGS = (*get_args(Ending), "refused", "unfinished")
@@ -181,16 +184,23 @@ class AgentRunner:
         self._metrics = AgentMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}
+        self._watched: dict[str, tuple[Callable[[], bool], threading.Event]] = {}
+        """Runs in progress that others may end: whether one has ended, and what stops its program."""
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watches-runs", daemon=True)
         self._ends = {tp: end for tp, (first, end) in offsets(settings, ["tasks"]).items() if end > first}
         """End of `tasks` at the start."""
 
     def __enter__(self) -> Self:
+        self._watcher.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for attempt in self._attempts.values():
             attempt.stop.set()
         self._pool.shutdown()
+        self._over.set()
+        self._watcher.join()
         self._server.close()
         self._tasks.close()
         self._log.close()
@@ -325,6 +335,9 @@ class AgentRunner:
                 began = time.monotonic()
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
                 context = ProgramRun(self._plan.agent_id, name, task, url, folder, self._plan.key)
+                if task.purpose == "serve":  # its thread's run may be cancelled
+                    order = (name, task, attempt.sampling_id, slot, metadata, work.observed)
+                    self._watched[name] = partial(self._server.has_ended, *order), attempt.stop
                 ended = self._work(work, context, attempt.stop)
             if ended.answer is None and self._plan.answer_rule is not None:
                 ended = ended._replace(answer_rule=self._plan.answer_rule)
@@ -344,6 +357,15 @@ class AgentRunner:
         finally:
             if began is not None:
                 self._metrics.took(time.monotonic() - began)
+                self._watched.pop(name, None)
+
+    def _watch(self) -> None:
+        """Stop the programs of runs that have ended in the log."""
+        while not self._over.wait(WATCH_S):
+            for has_ended, stop in list(self._watched.values()):
+                with suppress(RefusedError):
+                    if has_ended():
+                        stop.set()
 
     def _work(self, work: AgentWork, context: ProgramRun, stop: threading.Event) -> TrajectoryEnd:
         try:

@@ -29,6 +29,8 @@ from streams.stages.agents.recording.run_end import TrajectoryEnd
 
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""
+LOOK_S = 10.0
+"""How long a look at a run may take."""
 PAUSE_S = 0.5
 """Delay before a request is repeated."""
 STOPPING_S = 30.0
@@ -82,7 +84,21 @@ class AgentServer:
         self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str], observed: Observed | None = None
     ) -> KnownRun:
         """Return the run of this slot, begun now or before. Raises as `end`."""
-        body = {
+        order = self._order(task, sampling_id, slot, metadata, observed)
+        return self._post(derive_id(sampling_id, slot), "begin", order)
+
+    def has_ended(self, trajectory_id: str, *order: Any) -> bool:
+        """Return whether a run that was begun with this order has ended; False also while the server is unreachable.
+
+        Raises RefusedError.
+        """
+        answer = self._try(trajectory_id, "begin", self._order(*order), LOOK_S)
+        return isinstance(answer, KnownRun) and answer.ending is not None
+
+    def _order(
+        self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str], observed: Observed | None = None
+    ) -> dict[str, Any]:
+        return {
             "task_id": task.task_id,
             "sampling_id": sampling_id,
             "slot": slot,
@@ -98,7 +114,6 @@ class AgentServer:
             "program": None if self._program is None else asdict(self._program),
             "prompt_version": None if task.prompt_version is None else str(task.prompt_version),
         }
-        return self._post(derive_id(sampling_id, slot), "begin", body)
 
     def end(self, trajectory_id: str, end: TrajectoryEnd) -> KnownRun:
         """Return the run once it has ended, in this way or as reported earlier. Raises RefusedError for a permanent
@@ -121,24 +136,27 @@ class AgentServer:
 
     def _post(self, trajectory_id: str, action: str, body: dict[str, Any]) -> KnownRun:
         limit: float | None = None
-        while True:
-            try:
-                answer = self._http.post(f"{self._path}/{trajectory_id}/{action}", body, ANSWER_S)
-                if answer.status == http.HTTPStatus.OK:
-                    run = KnownRun(**json_text.parse(answer.body))
-                    self._note_answer(True, "")
-                    return run
-                problem = answer.problem
-                if answer.status < 500 and answer.status not in LATER:
-                    raise RefusedError(f"the server does not {action} run {trajectory_id}: {problem}")
-            except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
-                problem = str(exc)
-            self._note_answer(False, problem)
+        while isinstance(answer := self._try(trajectory_id, action, body, ANSWER_S), str):
+            self._note_answer(False, answer)
             if self._stop.is_set():
                 limit = limit or time.monotonic() + STOPPING_S
                 if time.monotonic() >= limit:
-                    raise ServerUnavailable(f"{self.url} did not {action} run {trajectory_id}: {problem}", lost=False)
+                    raise ServerUnavailable(f"{self.url} did not {action} run {trajectory_id}: {answer}", lost=False)
             time.sleep(PAUSE_S)
+        self._note_answer(True, "")
+        return answer
+
+    def _try(self, trajectory_id: str, action: str, body: dict[str, Any], limit_s: float) -> KnownRun | str:
+        """Return the run, or why the server does not answer now. Raises RefusedError."""
+        try:
+            answer = self._http.post(f"{self._path}/{trajectory_id}/{action}", body, limit_s)
+            if answer.status == http.HTTPStatus.OK:
+                return KnownRun(**json_text.parse(answer.body))
+        except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
+            return str(exc)
+        if answer.status < 500 and answer.status not in LATER:
+            raise RefusedError(f"the server does not {action} run {trajectory_id}: {answer.problem}")
+        return answer.problem
 
     def _note_answer(self, answers: bool, problem: str) -> None:
         """Log once that the server is unreachable, and once that it is back."""

@@ -5,9 +5,7 @@
 
 The id of the task follows from that of the run, and the id of its trajectory from the task's place in the log: after
 kill -9 the next server finds both, and starts nothing twice. A run that is cancelled or too late ends the program's run
-in the log: its calls are refused from then on, and it is not started if it had not begun.
-
-Not covered: a cancelled program that makes no more calls works on until its own time limit.
+in the log: its calls are refused from then on, its runner ends it, and it is not started if it had not begun.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from plugins.agents.registry.registration import registrations
@@ -144,6 +145,18 @@ def test_a_cancelled_run_ends_its_program_s_run_and_starts_none_that_had_not_beg
             go_on.set()
         assert [client.send("GET", f"/runs/{run}")["status"] for run in (first, second)] == ["interrupted"] * 2
     assert begun[1:] == [third]
+
+
+def test_the_program_of_a_cancelled_run_is_ended(settings: Settings, tmp_path: Path) -> None:
+    file, noted = tmp_path / "guide.py", tmp_path / "pid"
+    file.write_text(f"import os, time\nopen({str(noted)!r}, 'w').write(f'{{os.getpid()}} ')\ntime.sleep(3600)\n")
+    process = AgentProcess.from_text(f"{sys.executable} {file}")
+    with audited(settings) as url, running(settings, url, tmp_path / "runs", partial(run_process, process)):
+        client = Client(url, {})
+        run = request(client, client.thread())
+        until(lambda: noted.exists() and noted.read_text().endswith(" "), "the program")
+        client.send("POST", f"/runs/{run}/cancel", status=204)
+        until(lambda: not psutil.pid_exists(int(noted.read_text())), "the end of the program")
 
 
 def test_a_program_that_ends_with_its_tasks_is_not_asked_by_threads(settings: Settings, tmp_path: Path) -> None:
