@@ -9,6 +9,7 @@ PLUGIN = Plugin(
     commands={"agents chat": PluginCommand("plugins.threads.chat_command:chat", "Chat with a registered agent.")},
     views="plugins.threads.run_views:VIEWS",
     lists="plugins.threads.run_views:LISTS",
+    extends={"page": "plugins.threads.run_tree_page:SECTIONS"},
     settings="plugins.threads.log.thread_settings:Threads",
     serves="plugins.threads.thread_part:ThreadPart",
     recounts="plugins.threads.audit:RECOUNTS",

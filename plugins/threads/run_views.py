@@ -1,6 +1,7 @@
-"""Views of runs that act: `run_calls`, a row per result of a call, with its list, and `run_tree`, a row per run.
+"""Views of runs that act: `run_calls` (a row per result of a call), `run_steps` (per call) and `run_tree` (per run).
 
 threads: call_begun, call_ended ──► run_calls: run, agent, tool, arguments, result, error, duration, attempts
+threads: run_answered, call_begun, run_paused, run_resumed, call_ended ──► run_steps: the call, and its state
 threads: run_requested, run_ended ──► run_tree: run, the run and the call that it answers, depth, agent, ending
 """
 
@@ -26,6 +27,48 @@ SELECT e.thread_id, e.run_id, r.agent_id, e.turn_id, e.call.call_id AS call_id, 
     e.created_at AS ended_at, e._partition, e._offset, e._timestamp
 FROM ended AS e LEFT JOIN requested AS r USING (run_id)
 LEFT JOIN begun AS b ON b.run_id = e.run_id AND b.turn_id = e.turn_id AND b.call_id = e.call.call_id
+"""
+_STEPS = """
+WITH requested AS (
+    SELECT run_id, any_value(agent_id) AS agent_id FROM whole.threads WHERE kind = 'run_requested' GROUP BY run_id
+), answers AS (
+    FROM threads WHERE kind = 'run_answered'
+    QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
+), calls AS (
+    SELECT thread_id, run_id, turn_id, created_at, unnest(messages[1].tool_calls) AS call,
+        generate_subscripts(messages[1].tool_calls, 1) AS number, _partition, _offset, _timestamp FROM answers
+), begun AS (
+    SELECT run_id, turn_id, call.call_id AS call_id, max(call.child_run) AS child_run,
+        max(call.remote_task) AS remote_task, bool_or(coalesce(call.handoff, false)) AS handoff
+    FROM whole.threads WHERE kind IN ('call_begun', 'call_accepted') GROUP BY ALL
+), ended AS (
+    SELECT run_id, turn_id, call.call_id AS call_id, arg_min(coalesce(call.error, ''), _offset) AS error,
+        arg_min(messages[1].content, _offset) AS result FROM whole.threads WHERE kind = 'call_ended' GROUP BY ALL
+), paused AS (
+    SELECT run_id, turn_id, wait.call_id AS call_id, max(_offset) AS paused_at, arg_max(wait, _offset) AS wait
+    FROM (SELECT run_id, turn_id, _offset, unnest(waits) AS wait FROM whole.threads WHERE kind = 'run_paused')
+    GROUP BY ALL
+), resumed AS (
+    SELECT run_id, said.call_id AS call_id, max(_offset) AS resumed_at, arg_max(said.result, _offset) AS result
+    FROM (
+        SELECT run_id, _offset, unnest(list_concat(
+            list_transform(decisions, lambda d: {'call_id': d.call_id, 'result': NULL::VARCHAR}),
+            list_transform(messages, lambda m: {'call_id': m.tool_call_id, 'result': m.content}))) AS said
+        FROM whole.threads WHERE kind = 'run_resumed') GROUP BY ALL
+), over AS (SELECT DISTINCT run_id FROM whole.threads WHERE kind IN ('run_ended', 'run_cancelled'))
+SELECT c.thread_id, c.run_id, q.agent_id, c.turn_id, c.call.id AS call_id, c.number, c.call.name AS name,
+    c.call.arguments AS arguments, CASE WHEN e.error = '' THEN 'answered'
+        WHEN s.result IS NOT NULL AND resumed_at > c._offset THEN 'answered'
+        WHEN e.error IS NOT NULL THEN e.error WHEN o.run_id IS NOT NULL THEN 'left'
+        WHEN paused_at > coalesce(resumed_at, -1) THEN concat('waits for ', wait.waits_for)
+        WHEN b.call_id IS NOT NULL THEN 'begun' ELSE 'open' END AS state,
+    coalesce(e.result, s.result) AS result, wait.question AS question, b.child_run, b.remote_task,
+    coalesce(b.handoff, false) AS handoff, c.created_at, c._partition, c._offset, c._timestamp
+FROM calls AS c LEFT JOIN requested AS q USING (run_id) LEFT JOIN over AS o USING (run_id)
+LEFT JOIN begun AS b ON b.run_id = c.run_id AND b.turn_id = c.turn_id AND b.call_id = c.call.id
+LEFT JOIN ended AS e ON e.run_id = c.run_id AND e.turn_id = c.turn_id AND e.call_id = c.call.id
+LEFT JOIN paused AS p ON p.run_id = c.run_id AND p.turn_id = c.turn_id AND p.call_id = c.call.id
+LEFT JOIN resumed AS s ON s.run_id = c.run_id AND s.call_id = c.call.id
 """
 _TREE = """
 WITH requested AS (
@@ -53,6 +96,13 @@ VIEWS = (
         _CALLS,
     ),
     SqlView(
+        "run_steps",
+        "threads",
+        "one row per call in an answer of a run: its state, also without a result, and what it waits for",
+        "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
+        _STEPS,
+    ),
+    SqlView(
         "run_tree",
         "threads",
         "one row per run of a thread: the run and the call that it answers, its depth, and how it ended",
@@ -68,5 +118,6 @@ LISTS = (
         columns=("run_id", "agent_id", "tool_id", "arguments", "result", "error", "duration_ms", "ended_at"),
         order="ended_at DESC",
         filters=("agent_id", "tool_id", "error"),
+        links={"run_id": "run-trees/{run_id}"},
     ),
 )
