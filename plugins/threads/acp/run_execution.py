@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
-from plugins.threads.acp.busy_retries import until_accepted, until_possible
+from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted, until_possible
 from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
@@ -107,7 +107,7 @@ class ThreadRuns:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._feeds: dict[str, RunFeed] = {}
-        self._stopping = False
+        self._stopping, self._has_topic = False, True
         self.listeners: list[Callable[[ThreadState], None]] = []
         """They get each thread that is read or has changed, in the event loop."""
 
@@ -129,11 +129,17 @@ class ThreadRuns:
         return threads
 
     async def resume(self) -> None:
-        """Answer the runs that the previous server left in progress."""
-        try:
-            await self.open()
-        except CallError as exc:
-            log.warning("threads are not read before a request needs them: %s", exc)
+        """Answer the runs that the previous server left in progress, as soon as the log can be read."""
+        while not self._stopping:
+            try:
+                await self.open()
+                return
+            except CallError as exc:
+                log.warning("threads are not read yet: %s", exc)
+                self._has_topic = exc.kind == "busy"
+            if not self._has_topic:
+                return
+            await asyncio.sleep(AGAIN_S)
 
     async def append(self, event: ThreadEvent) -> Appended:
         """Write an event. Raises CallError."""
@@ -339,11 +345,11 @@ class ThreadRuns:
         return await until_possible(lambda: self.append(event), f"{event.kind} of run {event.run_id}")
 
     def is_open(self, run_id: str) -> bool:
-        """Return whether a run of the threads that were read has not ended."""
-        threads = self._threads.current
+        """Return whether a run has not ended; True also while the threads cannot be read."""
         with contextlib.suppress(LogError):
-            return threads is not None and (run := threads.find(run_id)) is not None and run.is_open
-        return False
+            if (threads := self._threads.current) is not None:
+                return (run := threads.find(run_id)) is not None and run.is_open
+        return self._has_topic
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.rooms.routes import TABLE
+from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.log.thread_log import ThreadLog
 from plugins.threads.log.thread_settings import Threads
 from schemas.events import ThreadEvent, Turn
+from streams.errors import CallError
 from streams.kafka import times
-from streams.settings.model import Prices
+from streams.settings.model import Prices, Settings
 from tests.plugins.threads.test_acting_runs import client_of, roles
 from tests.plugins.threads.test_run_memory import written
 from tests.plugins.threads.thread_server import Client
@@ -152,6 +156,21 @@ def test_a_run_that_waited_for_a_person_continues_after_a_restart_with_the_items
     first, second = (turn for _, turn in read(tools.settings, Turn) if turn.trajectory_id == run["run_id"])
     assert "Ann" in first.messages[0].content
     assert second.parent_id == first.turn_id, "its trajectory is one chain"
+
+
+def test_a_run_counts_as_open_until_the_log_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [CallError("busy", "the broker does not answer"), CallError("not_found", "there is no topic threads")]
+    known = list[bool]()
+
+    async def fail() -> ThreadLog:
+        known.append(runs.is_open("a run"))
+        raise failures.pop(0)
+
+    runs = ThreadRuns(Settings(), None, None, None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(runs, "open", fail)
+    asyncio.run(runs.resume())
+    assert (known, failures) == ([True, True], []), "what cannot be read is tried again"
+    assert not runs.is_open("a run"), "a log without the topic has no runs"
 
 
 def put(client: Client, name: str) -> None:
