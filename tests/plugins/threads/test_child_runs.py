@@ -23,6 +23,7 @@ from tests.plugins.threads.tool_server import SCRIPT, ToolServer, added, registe
 from tests.support.agent_server import ServeProcess, audited, check_audit
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import thread_event
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
 
@@ -46,6 +47,7 @@ AGENTS: dict[str, Any] = {
         {"when": "again, please", "reply": asking("again for A")},
         {"when": "hand me to Ulm", "reply": tool_call("to_host", message="weather in Ulm?")},
         {"when": "hand me to nowhere", "reply": tool_call("to_host", message="for ever")},
+        {"when": "there is no agent", "reply": "I may not ask them."},
         {"when": "and Bonn?", "reply": "I do not know."},
         {"when": "tool: A is done.", "reply": "It was done."},
     ]
@@ -191,6 +193,25 @@ def test_an_agent_without_an_answer_takes_no_run_over(server: ToolServer, client
     assert roles(run)[-1] == ("assistant", "The host did not say.")
     refused = client.ask("POST", "/mcp/tools", {"tool_id": "x", "endpoint": "functions_of_runs:book", "handoff": True})
     assert refused.status_code == 400 and "an agent alone takes a run over" in refused.text
+
+
+@pytest.mark.kafka
+def test_a_key_of_one_agent_calls_no_other_through_a_tool(kafka_bootstrap: str, tmp_path: Path) -> None:
+    with with_tools(kafka_bootstrap, tmp_path, AGENTS, auth="keys") as tools:
+        admin.apply_topics(tools.settings)
+        with open_keys(tools.settings) as person, audited(tools.settings) as url:
+            owner = Client(url, {"x-api-key": person.create(role="admin", actor="ann").text})
+            register(owner)
+            for agent, question in (("boss", "how is Ulm"), ("desk", "hand me to Ulm")):
+                key = person.create(role="submitter", agent_id=agent, actor="ann")
+                bound = Client(url, {"x-api-key": key.text, "x-agent-id": agent})
+                run = bound.run(bound.thread(), question, agent_id=agent)
+                assert roles(run)[-2:] == [("tool", "there is no agent 'host'"), ("assistant", "I may not ask them.")]
+                [refused] = [one.call for one in tools.events(run["run"]["run_id"]) if one.kind == "call_ended"]
+                assert refused is not None and (refused.error, refused.child_run) == ("not_found", None)
+            assert tools.made() == [], "the other agent was not run"
+            assert roles(owner.run(owner.thread(), "how is Ulm", **BOSS))[-1] == ("assistant", "The host says: hot.")
+            assert tools.made() == ["weather Ulm"]
 
 
 def test_a_child_shares_the_limits_of_the_runs_above_it() -> None:
