@@ -104,8 +104,9 @@ def using(principal: Principal, use: Callable[[httpx.AsyncClient], Awaitable[T]]
 
 
 def denial(answer: Any) -> str | None:
-    """Return the message with which REST or JSON-RPC denies something, or the first of several; None if it does not."""
-    error = (answer[0] if isinstance(answer, list) else answer).get("error", {})
+    """Return the message with which an interface denies something, or the first of several; None if it does not."""
+    first = answer[0] if isinstance(answer, list) else answer
+    error = first.get("error", first)  # the Agent Protocol has no object around it
     if error.get("message") == "permission_denied":
         return str(error["data"]["message"])
     return str(error["message"]) if error.get("code") == "permission_denied" else None

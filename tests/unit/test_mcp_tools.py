@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator
 
 from gateway.http.application import Application
 from gateway.http.mcp_paths import MCP_PATHS
+from gateway.http.route import Route
 from gateway.mcp.log_toolbox import DATA, LogToolBox, open_toolbox
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.toolbox import MOST_CHARACTERS, ToolRequest, cut
@@ -136,11 +137,16 @@ def test_a_result_is_cut_where_it_is_too_long_and_says_how_much_is_missing() -> 
     assert len(beginning) == MOST_CHARACTERS and count.startswith("Cut: 1,234 of 101,234 characters")
 
 
+def _address(route: Route) -> str:
+    """Return the path of a route, with that of its interface if there is one."""
+    return route.path if len(route.paths) > 1 else route.paths[0]
+
+
 def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> None:
     row = re.compile(r"^\| `(\w+)` \| (?:`[\w.]+` of )?`([^`]+)` \| `([\w.]+)` \| ([\w, ]+) \|$", re.MULTILINE)
     rows = row.findall(PAGE.read_text())
     expected = [
-        (tool.name, f"{tool.route.method} {tool.route.path}", tool.may, ", ".join(tool.toolsets)) for tool in TOOLS
+        (tool.name, f"{tool.route.method} {_address(tool.route)}", tool.may, ", ".join(tool.toolsets)) for tool in TOOLS
     ]
     assert rows == expected
     of_routes = {toolset for tool in TOOLS for toolset in tool.toolsets}

@@ -59,6 +59,8 @@ from streams.errors import CallError
 RUNS_LISTED = "POST /acp/runs/search lists runs"
 """Where the ids of runs are found."""
 NEW_RUN: dict[str, Any] = {**CONVERSATION, "may": "chat.call", "refuses": (404, 409)}
+TOOLSETS = ("log", "policy")
+"""The sets of MCP by which an assistant runs agents."""
 
 
 class AcpRuns:
@@ -75,9 +77,15 @@ class AcpRuns:
         run = await self._requested.request(request, body)
         return Reply(run_answer(request, run), _headers(run))
 
-    @ACP.post("/runs/wait", **NEW_RUN)
+    @ACP.post(
+        "/runs/wait",
+        **NEW_RUN,
+        sends={"agent_id": "concierge", "input": "A room, if it is hot"},
+        tools={"run_agent": ""},
+        toolsets=TOOLSETS,
+    )
     async def acp_create_and_wait_run(self, request: Request, body: RunBody) -> Reply[RunResult]:
-        """Request a run, and wait until it has ended."""
+        """Request a run of an agent, and wait until it has ended, or waits for an answer: see requires_action."""
         run = await self._wait_new(request, await self._requested.request(request, body), body)
         return Reply(run_result(request, run), _headers(run, "wait"))
 
@@ -137,9 +145,9 @@ class AcpRuns:
         run = await self._requested.find(request, run_id)
         await self._runs.append(run_event(run, "run_deleted", actor_of(request)))
 
-    @ACP.get("/runs/{run_id}/wait", may="chat.call", ids=RUNS_LISTED)
+    @ACP.get("/runs/{run_id}/wait", may="chat.call", ids=RUNS_LISTED, tools={"wait_run": ""}, toolsets=TOOLSETS)
     async def acp_wait_run(self, request: Request, run_id: str) -> RunResult:
-        """Wait until a run has ended."""
+        """Wait until a run has ended, or waits for an answer."""
         run = await self._requested.find(request, run_id)
         return run_result(request, await self._runs.wait(run.run_id))
 
@@ -161,7 +169,15 @@ class AcpRuns:
         run = await self._requested.find(request, run_id)
         await self._runs.cancel(run.run_id, actor_of(request), rolled_back=query.action == "rollback")
 
-    @ACP.post("/runs/{run_id}/resume", may="chat.call", ids=RUNS_LISTED, refuses=(404, 409))
+    @ACP.post(
+        "/runs/{run_id}/resume",
+        may="chat.call",
+        ids=RUNS_LISTED,
+        refuses=(404, 409),
+        sends={"resume": "yes"},
+        tools={"resume_run": ""},
+        toolsets=TOOLSETS,
+    )
     async def acp_resume_run(self, request: Request, run_id: str, body: ResumeBody) -> ThreadRunAnswer:
         """Answer a run that waits: yes or no to its calls, or the results of the client's own tools."""
         run = await self._requested.find(request, run_id)

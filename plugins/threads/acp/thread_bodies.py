@@ -160,11 +160,16 @@ class RunBody(Body):
             raise ValueError("give either input or messages")
         if self.command is not None and (self.input is not None or self.messages is not None):
             raise ValueError("give either command or what is new; a run that is resumed has its messages")
-        if self.command is not None and self.thread_id is None:
+        if self.command is not None and not self.has_thread:
             raise ValueError("command needs thread_id: the thread whose run waits")
-        if self.on_completion == "delete" and self.thread_id is not None:
-            raise ValueError("on_completion is delete, and thread_id names a thread; delete it yourself")
+        if self.on_completion == "delete" and self.has_thread:
+            raise ValueError("on_completion is delete, and the run is on a named thread; delete it yourself")
         return self
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether it is on a named thread."""
+        return self.thread_id is not None
 
     @property
     def new_messages(self) -> tuple[Message, ...]:
@@ -186,6 +191,11 @@ class AliasRunBody(RunBody):
     """A run on the thread in the path, as langgraph-sdk sends it."""
 
     thread_id: Annotated[Any, Refused("the path names the thread")] = None
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether it is on a named thread: that of the path."""
+        return True
 
 
 class RunSearch(Body):

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway.http.authentication import Authentication
-from gateway.log.run_tools import CallStop, rights_of
+from gateway.log.run_tools import CallStop
 from schemas.events import ThreadEvent, TrajectoryEvent, Turn
 from streams.kafka import admin
 from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import ToolServer, register_all, tool_call, with_tools
 from tests.support.agent_server import ServeProcess, audited
-from tests.support.callers import Known
 from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
@@ -200,17 +198,6 @@ def test_a_run_calls_nothing_that_its_caller_may_not_call_now(kafka_bootstrap: s
             other = clients[2].run(clients[2].thread(), "weather in Ulm?", agent_id="host")
             assert roles(other)[-1] == ("assistant", "I may not."), "the registry of a tenant is its own"
         assert tools.made() == ["weather Ulm"]
-
-
-def test_a_viewer_calls_no_tool() -> None:
-    for role, denied in (("viewer", True), ("submitter", False)):
-        known = Known(role)
-        rights = rights_of(Authentication(principals=known), known.key.who, "host")
-        assert (rights.denied is not None) == denied
-    assert (
-        rights_of(Authentication(principals=Known("admin")), "key 0000", "host").denied
-        == "key 0000 is no key and no user"
-    )
 
 
 def test_a_call_that_is_stopped_before_it_opens_its_endpoint_ends_when_it_does() -> None:

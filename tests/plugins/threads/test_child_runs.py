@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,50 +18,14 @@ from streams.settings.model import Settings
 from tests.plugins.threads.test_a2a import call, message, refusal
 from tests.plugins.threads.test_acting_runs import client_of, roles, steps
 from tests.plugins.threads.thread_server import Client
-from tests.plugins.threads.tool_server import SCRIPT, ToolServer, added, register_all, tool_call, with_tools
+from tests.plugins.threads.tool_server import AGENTS, ToolServer, register_agents, with_tools
 from tests.support.agent_server import ServeProcess, audited, check_audit
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import thread_event
 from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
-
-def asking(message: str) -> str:
-    return tool_call("ask_host", message=message)
-
-
-AGENTS: dict[str, Any] = {
-    "replies": [
-        *SCRIPT["replies"],
-        {"when": "how is Ulm", "reply": asking("weather in Ulm?")},
-        {"when": "tool: Hot.", "reply": "The host says: hot."},
-        {"when": "a bed, please", "reply": asking("book the Lamb")},
-        {"when": "tool: You sleep at the Lamb.", "reply": "A bed at the Lamb."},
-        {"when": "slow, please", "reply": asking("wait for A")},
-        {"when": "for long, please", "reply": asking("for ever")},
-        {"when": "gave no answer", "reply": "The host did not say."},
-        {"when": "in circles", "reply": tool_call("circle", message="in circles")},
-        {"when": "runs deep", "reply": "Deep enough."},
-        {"when": "tool: Deep enough.", "reply": "Deep enough."},
-        {"when": "again, please", "reply": asking("again for A")},
-        {"when": "hand me to Ulm", "reply": tool_call("to_host", message="weather in Ulm?")},
-        {"when": "hand me to nowhere", "reply": tool_call("to_host", message="for ever")},
-        {"when": "there is no agent", "reply": "I may not ask them."},
-        {"when": "and Bonn?", "reply": "I do not know."},
-        {"when": "tool: A is done.", "reply": "It was done."},
-    ]
-}
 BOSS = {"agent_id": "boss"}
-
-
-def register(client: Client) -> None:
-    """Register `host` with tools, `boss` who asks it, `desk` that hands over to it, and `circle`, which asks itself."""
-    register_all(client)
-    added(client.ask("POST", "/mcp/tools", {"tool_id": "to_host", "endpoint": "agent:host", "handoff": True}))
-    added(client.ask("POST", "/rl/agents", {"agent_id": "desk", "model_id": "sums", "tool_ids": ["to_host"]}))
-    for tool, agent, owner in (("ask_host", "host", "boss"), ("circle", "circle", "circle")):
-        added(client.ask("POST", "/mcp/tools", {"tool_id": tool, "endpoint": f"agent:{agent}"}))
-        added(client.ask("POST", "/rl/agents", {"agent_id": owner, "model_id": "sums", "tool_ids": [tool]}))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +34,7 @@ def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
         limited = plain.settings.model_copy(update={"threads": Threads(max_turns=3)})
         tools = plain._replace(settings=limited)
         with audited(tools.settings):
-            register(client_of(tools))
+            register_agents(client_of(tools))
             yield tools
 
 
@@ -201,7 +164,7 @@ def test_a_key_of_one_agent_calls_no_other_through_a_tool(kafka_bootstrap: str, 
         admin.apply_topics(tools.settings)
         with open_keys(tools.settings) as person, audited(tools.settings) as url:
             owner = Client(url, {"x-api-key": person.create(role="admin", actor="ann").text})
-            register(owner)
+            register_agents(owner)
             for agent, question in (("boss", "how is Ulm"), ("desk", "hand me to Ulm")):
                 key = person.create(role="submitter", agent_id=agent, actor="ann")
                 bound = Client(url, {"x-api-key": key.text, "x-agent-id": agent})
@@ -247,7 +210,7 @@ def test_after_kill_9_in_mid_child_it_is_the_same_run(kafka_bootstrap: str, tmp_
         admin.apply_topics(tools.settings)
         server = ServeProcess(tools.settings, tmp_path)
         client = client_of(tools)
-        register(client)
+        register_agents(client)
         body = {"thread_id": client.thread(), "input": "again, please", **BOSS}
         run = client.send("POST", "/runs", body)["run_id"]
         until(lambda: "begun A" in tools.made(), "the call of the child has begun", folder=tmp_path)

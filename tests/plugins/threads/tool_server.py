@@ -133,3 +133,40 @@ def register_all(client: Client, **agent: Any) -> None:
 
 def added(response: httpx.Response) -> None:
     assert response.status_code == 201, response.text
+
+
+def asking(message: str) -> str:
+    return tool_call("ask_host", message=message)
+
+
+AGENTS: dict[str, Any] = {
+    "replies": [
+        *SCRIPT["replies"],
+        {"when": "how is Ulm", "reply": asking("weather in Ulm?")},
+        {"when": "tool: Hot.", "reply": "The host says: hot."},
+        {"when": "a bed, please", "reply": asking("book the Lamb")},
+        {"when": "tool: You sleep at the Lamb.", "reply": "A bed at the Lamb."},
+        {"when": "slow, please", "reply": asking("wait for A")},
+        {"when": "for long, please", "reply": asking("for ever")},
+        {"when": "gave no answer", "reply": "The host did not say."},
+        {"when": "in circles", "reply": tool_call("circle", message="in circles")},
+        {"when": "runs deep", "reply": "Deep enough."},
+        {"when": "tool: Deep enough.", "reply": "Deep enough."},
+        {"when": "again, please", "reply": asking("again for A")},
+        {"when": "hand me to Ulm", "reply": tool_call("to_host", message="weather in Ulm?")},
+        {"when": "hand me to nowhere", "reply": tool_call("to_host", message="for ever")},
+        {"when": "there is no agent", "reply": "I may not ask them."},
+        {"when": "and Bonn?", "reply": "I do not know."},
+        {"when": "tool: A is done.", "reply": "It was done."},
+    ]
+}
+
+
+def register_agents(client: Client) -> None:
+    """Register `host` with tools, `boss` who asks it, `desk` that hands over to it, and `circle`, which asks itself."""
+    register_all(client)
+    added(client.ask("POST", "/mcp/tools", {"tool_id": "to_host", "endpoint": "agent:host", "handoff": True}))
+    added(client.ask("POST", "/rl/agents", {"agent_id": "desk", "model_id": "sums", "tool_ids": ["to_host"]}))
+    for tool, agent, owner in (("ask_host", "host", "boss"), ("circle", "circle", "circle")):
+        added(client.ask("POST", "/mcp/tools", {"tool_id": tool, "endpoint": f"agent:{agent}"}))
+        added(client.ask("POST", "/rl/agents", {"agent_id": owner, "model_id": "sums", "tool_ids": [tool]}))

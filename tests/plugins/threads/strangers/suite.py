@@ -1,8 +1,9 @@
-"""What langgraph-sdk, schemathesis and a2a-sdk make of threads and runs, and the SDKs' requests for `make test`.
+"""What langgraph-sdk, a2a-sdk, MCP's client and schemathesis make of threads and runs, and requests for `make test`.
 
     langgraph_program.py ──► proxy ──► /acp ──► what it read
                                └─► requests, answers, ids by number ──► exchanges.jsonl.xz
     a2a_program.py ──► proxy ──► /a2a/default ──► the same, in a2a.jsonl.xz
+    acting_program.py ──► proxy ──► agents with tools, by /acp, /a2a and /mcp/policy ──► the same, in acting.jsonl.xz
     openapi.json, the protocol's own (MIT, LICENSE) ──► schemathesis ──► checks that failed
 
 Two kinds of those are to stay, and findings.json has them: null is absent here as at every entrance, where the document
@@ -18,15 +19,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.plugins.threads.thread_server import Client
+from tests.plugins.threads.tool_server import AGENTS, register_agents, with_tools
 from tests.strangers import exchanges
 from tests.strangers.described import HOME, TRUE, Failed, schemathesis
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.replay import UUID
 from tests.strangers.stage import Findings, Stage, Suite
+from tests.support.agent_server import serving
 
 FOLDER = Path(__file__).parent
 FINDINGS = FOLDER / "findings.json"
 DOCUMENT, FILE, A2A_FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz", FOLDER / "a2a.jsonl.xz"
+ACTING_FILE = FOLDER / "acting.jsonl.xz"
+SENT_AGAIN = ("a2a-version", "accept", "content-type", "mcp-protocol-version", "mcp-method", "mcp-name")
+"""Headers that a recorded request keeps."""
 ANOTHER = re.compile(r"(Test Case ID: \w+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z)")
 """What is another one in each run."""
 
@@ -47,6 +54,16 @@ def a2a(stage: Stage) -> Findings:
         found = _read_by("a2a_program.py", url)
     stage.recordings[A2A_FILE] = in_order(exchanged)
     return {"a2a-sdk": found}
+
+
+def acting(stage: Stage) -> Findings:
+    """Run agents with tools and child agents, by the clients of three protocols."""
+    with with_tools(stage.bootstrap, stage.folder, AGENTS) as tools, serving(tools.settings) as server:
+        register_agents(Client(server, {}))
+        with between(server) as (url, exchanged):
+            found = _read_by("acting_program.py", url)
+    stage.recordings[ACTING_FILE] = in_order(exchanged)
+    return {"agents that act": found}
 
 
 def _read_by(program: str, url: str) -> dict[str, Any]:
@@ -84,6 +101,7 @@ def in_order(said: Iterable[Exchange]) -> list[dict[str, Any]]:
             {
                 "method": each.method,
                 "path": path,
+                "headers": {name: value for name, value in each.headers.items() if name in SENT_AGAIN},
                 "body": body,
                 "status": each.status,
                 "shape": exchanges.shape_of(each.kind, each.answer),
@@ -103,4 +121,4 @@ def _number(answer: str, numbers: dict[str, str]) -> None:
         numbers.setdefault(uuid, f"{{id {len(numbers)}}}")
 
 
-SUITES = {"threads": Suite(threads, FINDINGS), "a2a": Suite(a2a, FINDINGS)}
+SUITES = {name: Suite(run, FINDINGS) for name, run in (("threads", threads), ("a2a", a2a), ("acting", acting))}
