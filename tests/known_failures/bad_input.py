@@ -9,6 +9,7 @@ from tests.known_failures.rows import AGENTS, CALLS, FOLD, LOG, OF_TEMPLATES, PA
 RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{AGENTS}agent_runs.py", f"{AGENTS}agent_processes.py"
 REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
 ACTING = "tests/plugins/threads/test_acting_runs.py"
+REMOTE = "tests/plugins/threads/test_remote_agents.py"
 CHILDREN = "tests/plugins/threads/test_child_runs.py"
 AUDIT_THREADS = "tests/plugins/threads/test_audit_threads.py"
 """One call of each kind in every protocol, and then a good one, which is answered and is the only turn in the log."""
@@ -163,6 +164,17 @@ INPUTS = (
         tests=(
             f"{CHILDREN}::test_a_circle_of_agents_and_a_child_without_an_answer_end_by_name",
             f"{CHILDREN}::test_after_kill_9_in_mid_child_it_is_the_same_run",
+        ),
+    ),
+    BadInput(
+        what="an agent of another server that changes its card, sends calls to another host, is away, or never ends",
+        answer="a changed card is refused until a person accepts it, and another host always; a task is continued by "
+        "the next server, waited for while its own is away, and cancelled with its run",
+        log="`changed` in `tools`; `call_accepted` with the task, `call_ended` with the error",
+        tests=(
+            f"{REMOTE}::test_a_changed_card_is_refused_until_a_person_accepts_it",
+            f"{REMOTE}::test_after_kill_9_the_next_server_continues_the_same_task",
+            f"{REMOTE}::test_a_task_ends_with_the_time_of_its_run_and_its_answer_may_be_that_of_the_run",
         ),
     ),
 )

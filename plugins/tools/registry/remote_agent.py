@@ -169,8 +169,7 @@ class RemoteAgent:
         if status == ASKS:
             return ToolOutput(said or "it asks for input", INPUT_REQUIRED)
         if status == "TASK_STATE_COMPLETED":
-            artifacts = state.get("artifacts") or ()
-            return ToolOutput("\n".join(filter(None, map(_text, artifacts))) or said)
+            return ToolOutput("\n".join(filter(None, map(_text, _objects(state.get("artifacts"))))) or said)
         ending = ENDINGS.get(status, "failed")
         return ToolOutput(f"{self._url} gave no answer: {said or ending}", ending)
 
@@ -220,7 +219,7 @@ class RemoteAgent:
 
     def _address_in(self, card: Mapping[str, Any]) -> str:
         """Return where a card takes JSON-RPC. Raises EpisodeError for another host, and without it."""
-        interfaces = [each for each in card.get("supportedInterfaces") or () if isinstance(each, dict)]
+        interfaces = _objects(card.get("supportedInterfaces"))
         for interface in interfaces:
             address, version = str(interface.get("url")), str(interface.get("protocolVersion"))
             if interface.get("protocolBinding") != BINDING or not version.startswith(PROTOCOL):
@@ -261,10 +260,13 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 def _description(card: Mapping[str, Any]) -> str:
     """Return what a model reads of an agent: its description, and its skills."""
     lines = [f"{card.get('name') or 'An agent'}: {card.get('description') or 'no description'}"]
-    for skill in card.get("skills") or ():
-        if isinstance(skill, dict):
-            lines.append(f"- {skill.get('name')}: {skill.get('description')}")
+    lines += [f"- {skill.get('name')}: {skill.get('description')}" for skill in _objects(card.get("skills"))]
     return "\n".join(lines)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _task_in(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,11 +283,10 @@ def _state(task: Mapping[str, Any]) -> str:
 
 def _was_sent(task: Mapping[str, Any], message_id: str) -> bool:
     """Return whether a task has got a message."""
-    return any(isinstance(each, dict) and each.get("messageId") == message_id for each in task.get("history") or ())
+    return any(message.get("messageId") == message_id for message in _objects(task.get("history")))
 
 
 def _text(value: Any) -> str:
     """Return the text in the parts of a message or an artifact."""
-    parts = (value.get("parts") if isinstance(value, dict) else None) or ()
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    texts = (part.get("text") for part in _objects(value.get("parts") if isinstance(value, dict) else None))
     return "\n".join(text for text in texts if isinstance(text, str))

@@ -5,6 +5,7 @@ The other server is this one: an agent here calls `host` at its own A2A address.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.settings import Environments
+from plugins.threads.log.thread_settings import Threads
 from schemas.events import ThreadEvent
 from streams.kafka import admin
 from tests.plugins.threads.test_acting_runs import client_of, roles, steps
 from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import SCRIPT, ToolServer, added, register_all, tool_call, with_tools
+from tests.plugins.tools.test_remote_agent import card, ok, peer, task
 from tests.support.agent_server import ServeProcess, audited, check_audit
 from tests.support.commands import invoke, rows_of
 from tests.support.processes import read, until
@@ -136,6 +140,42 @@ def test_a_changed_card_is_refused_until_a_person_accepts_it(server: ToolServer,
     assert not row["trusted"] and row["digest"] != row["newest_digest"]
     accepted = client.ask("POST", "/mcp/tools/far_host/accept", {"digest": row["newest_digest"]}).json()["data"][0]
     assert accepted["trusted"] and "flights" in accepted["description"]
+
+
+@pytest.mark.kafka
+def test_a_task_ends_with_the_time_of_its_run_and_its_answer_may_be_that_of_the_run(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    methods: list[str] = []
+
+    def answers(method: str, _: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if method == "GET":
+            return ok(card(url))
+        call = json.loads(body)
+        methods.append(call["method"])
+        if "for ever" in body.decode() or call["method"] != "SendMessage":
+            working = task("TASK_STATE_WORKING")
+            return ok({"result": {"task": working} if call["method"] == "SendMessage" else working})
+        return ok({"result": {"task": task("TASK_STATE_COMPLETED", artifacts=[{"parts": [{"text": "From afar."}]}])}})
+
+    script = {
+        "replies": [
+            {"when": "hand me over", "reply": tool_call("far", message="hello")},
+            {"when": "too long", "reply": tool_call("far", message="for ever")},
+        ]
+    }
+    with peer(answers) as url, with_tools(kafka_bootstrap, tmp_path, script) as plain:
+        limited = {"environments": Environments(servers=f"a2a:{url}"), "threads": Threads(run_s=2)}
+        tools = plain._replace(settings=plain.settings.model_copy(update=limited))
+        with audited(tools.settings):
+            client = client_of(tools)
+            added(client.ask("POST", "/mcp/tools", {"tool_id": "far", "endpoint": f"a2a:{url}", "handoff": True}))
+            added(client.ask("POST", "/rl/agents", {**GUIDE, "model_id": "sums", "tool_ids": ["far"]}))
+            run = client.run(client.thread(), "too long", **GUIDE)["run"]
+            assert (run["status"], run["error"]) == ("timeout", "it has no answer after 2 s (threads.run_s)")
+            until(lambda: "CancelTask" in methods, "the task is cancelled")
+            handed = client.run(client.thread(), "hand me over", **GUIDE)
+            assert roles(handed)[-2:] == [("tool", "From afar."), ("assistant", "From afar.")]
 
 
 @pytest.mark.kafka

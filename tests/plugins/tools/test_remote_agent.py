@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import example, given, settings, strategies as st
 
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.environments.settings import Environments
@@ -20,6 +22,8 @@ from schemas.events import Tool
 from streams.settings.model import Settings
 
 TOOL = Tool(name="far", parameters='{"type": "object"}')
+CARD_FIELDS = ("supportedInterfaces", "skills", "name", "description", "version", "url", "protocolBinding")
+TASK_FIELDS = ("task", "id", "status", "state", "message", "parts", "text", "artifacts", "history", "messageId")
 Reply = tuple[int, dict[str, str], bytes]
 Answers = Callable[[str, str, bytes], Reply]
 """Method, path, body ──► status, headers, body."""
@@ -120,8 +124,8 @@ def test_a_card_that_cannot_be_used_is_refused_by_name(reply: Reply, reason: str
 
 def test_an_agent_that_is_not_listed_is_not_asked() -> None:
     body = read_body({"tool_id": "far", "endpoint": "a2a:http://169.254.169.254/latest"})
-    settings = Settings().model_copy(update={"environments": Environments(servers="a2a:http://127.0.0.1:1")})
-    with ToolCaller(settings) as caller, pytest.raises(EpisodeError, match=r"add a2a:http://169\.254") as caught:
+    listed = Settings().model_copy(update={"environments": Environments(servers="a2a:http://127.0.0.1:1")})
+    with ToolCaller(listed) as caller, pytest.raises(EpisodeError, match=r"add a2a:http://169\.254") as caught:
         caller.describe(body.order("far"), body.tool)
     assert caught.value.reason == "not_allowed"
 
@@ -183,6 +187,46 @@ def test_an_answer_to_its_question_is_sent_once_and_a_server_that_is_away_is_wai
         ]
         opened(url).answer("", Call("t1", "large"))
     assert len(sent) == 1
+
+
+def json_of(fields: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    """Return any JSON object with some of these fields, at any depth."""
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(fields), inner, max_size=6),
+        max_leaves=12,
+    )
+    return st.dictionaries(st.sampled_from(fields), values)
+
+
+class Anything(NamedTuple):
+    """A server that sends what is in `sent`: a card, and a result."""
+
+    url: str
+    sent: list[Any]
+
+
+@pytest.fixture(scope="module")
+def anything() -> Iterator[Anything]:
+    sent: list[Any] = [None, None]
+    with peer(lambda method, *_: ok(sent[0] if method == "GET" else {"result": sent[1]})) as url:
+        yield Anything(url, sent)
+
+
+@settings(deadline=None)
+@given(json_of(CARD_FIELDS), json_of(TASK_FIELDS))
+@example({"skills": 5}, {})
+@example({"supportedInterfaces": 5}, {})
+@example({}, {"task": task("TASK_STATE_COMPLETED", artifacts=[{"parts": 5}], history=5)})
+@example({}, {"task": task("TASK_STATE_COMPLETED", artifacts=5)})
+def test_whatever_a_server_sends_is_an_offer_and_an_output_or_an_error_by_name(
+    anything: Anything, about: Any, result: Any
+) -> None:
+    anything.sent[:] = [{**card(anything.url), **about}, result]
+    agent = RemoteAgent(anything.url, "", 60)
+    with contextlib.suppress(EpisodeError):
+        agent.offer(TOOL)
+        assert isinstance(agent.answer("hello", Call()).text, str)
 
 
 def test_a_direct_call_ends_in_time_and_cancels_its_task() -> None:
