@@ -167,9 +167,9 @@ INPUTS = (
         ),
     ),
     BadInput(
-        what="an agent of another server that changes its card, sends calls to another host, is away, or never ends",
+        what="an agent of another server that changes its card, sends calls elsewhere, is unreachable, or never ends",
         answer="a changed card is refused until a person accepts it, and another host always; a task is continued by "
-        "the next server, waited for while its own is away, and cancelled with its run",
+        "the next server, waited for while its own is unreachable, and cancelled with its run",
         log="`changed` in `tools`; `call_accepted` with the task, `call_ended` with the error",
         tests=(
             f"{REMOTE}::test_a_changed_card_is_refused_until_a_person_accepts_it",
