@@ -32,6 +32,8 @@ AGENT_ID = {
 }
 CALL_KEY = {**IDEMPOTENCY_KEY, "schema": {"type": "string"}}
 OBSERVED = "X-Streamward-Observed"
+WAITS = "x-stainless-timeout", "x-stainless-read-timeout"
+"""Headers in which generated clients say how many seconds they wait for an answer."""
 
 
 class Caller(NamedTuple):
@@ -43,6 +45,9 @@ class Caller(NamedTuple):
     retry_key: str | None
     observed: Observed | None = None
     """What its environment showed before the call."""
+    cache_control: str | None = None
+    limit_s: float | None = None
+    """How long the client waits, seconds, as generated clients say."""
 
 
 class ObservedBody(Body):
@@ -94,6 +99,8 @@ def _caller(request: Request, digest: str) -> Caller:
         request_digest=digest,
         retry_key=request.headers.get("idempotency-key") or (digest if tried_before else None),
         observed=_observation(request.headers.get(OBSERVED)),
+        cache_control=request.headers.get("cache-control"),
+        limit_s=min(map(float, filter(str.isdecimal, map(request.headers.get, WAITS, ("", "")))), default=None) or None,
     )
 
 

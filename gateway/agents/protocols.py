@@ -44,6 +44,7 @@ from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, sees, t
 from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
+from streams.engines.token_stream import ORIGIN
 from streams.errors import CallError
 from streams.output import moment
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, PromptScores, ServedModel
@@ -371,6 +372,9 @@ def _headers(begun: Begun) -> dict[str, str]:
         "request-id": begun.turn_id,
         "x-streamward-trajectory": begun.trajectory_id,
         "x-streamward-model": begun.model,
+    }
+    headers |= {
+        f"x-streamward-{name.removeprefix(ORIGIN).replace('_', '-')}": text for name, text in begun.origin.items()
     }
     return headers | ({"x-streamward-ignored": ", ".join(begun.ignored)} if begun.ignored else {})
 

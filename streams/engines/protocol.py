@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from schemas.events import FinishReason, Message, Sampling, Task
 from streams.engines.constraint import Constraint
 from streams.engines.rendering.token_table import TokenTable
-from streams.engines.token_stream import Generation, TokenStream
+from streams.engines.token_stream import AnswerOrigin, Generation, TokenStream
 from streams.errors import EventError
 from streams.observability.trace_context import Context
 
@@ -74,6 +74,8 @@ class Completion:
     error: str | None = None
     counts: TokenCounts | None = None
     """Token counts of an outside model's answer; None: the tokens are here."""
+    origin: AnswerOrigin | None = None
+    """Where it is from; None: the version and the engine of its round."""
 
 
 NONE = -1

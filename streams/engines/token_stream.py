@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.events import Sampling
@@ -43,11 +43,28 @@ class Generation:
     """The policy, if an engine answers for several: waiting generations begin round-robin by policy."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOrigin:
+    """Where an answer is from, if it was not sampled now by the version and the engine that were asked."""
+
+    version: int | None = None
+    engine: str | None = None
+    base_digest: str | None = None
+    """None: as asked, like the others."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the record of the answer says about it, in its metadata, by names that begin with ORIGIN."""
+
+
+ORIGIN = "origin."
+
+
 class TokenStream:
     """The answer to one generation. The engine writes it; any number of threads and event loops read it."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
+        self.origin: AnswerOrigin | None = None
+        """Where it is from; None: as its generation says. Set before the first token."""
         self.drawn: list[Drawn] = []
         """All tokens so far, including a drawn end of turn."""
         self.cached_tokens = 0
@@ -93,7 +110,7 @@ class TokenStream:
             for drawn in fresh:
                 yield drawn
 
-    async def batches(self) -> AsyncIterator[list[Drawn]]:
+    async def batches(self) -> AsyncGenerator[list[Drawn], None]:
         """Yield the new tokens as soon as any are drawn; a busy loop gets more at once."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         is_woken, start = False, 0

@@ -147,6 +147,8 @@ class Plugin:
     episodes: str | None = None
     """Where that is which opens environments and plays their episodes: `module:name` of an EpisodePlayer
     (streams/stages/tasks/episodes.py)."""
+    sampling: str | None = None
+    """Where its step in front of the engine is: `module:name` of a StepBuilder (streams/engines/sampling_step.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

@@ -30,6 +30,7 @@ from streams.adapters import follower
 from streams.engines.protocol import EngineCounts, check_generation
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.rendering.token_table import TokenTable
+from streams.engines.sampling_step import SamplingStep
 from streams.engines.token_stream import Ending, Generation, TokenStream
 from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.record import Record
@@ -117,7 +118,7 @@ class HandFedEngine:
             tokens, ending, stop = self._answers.popleft()
             for number, token in enumerate(tokens):
                 stream.push(token, -0.25 * (number + 1))
-            stream.finish(ending, stop=stop)
+            stream.finish(ending, error="it broke" if ending == "error" else None, stop=stop)
         return stream
 
     def load(self, version: int, adapter: Path | None) -> None:
@@ -185,7 +186,11 @@ class ServerInMemory:
 
 @contextlib.contextmanager
 def serving(
-    rendering: Rendering, ends: frozenset[int], log: LogInMemory | None = None, **changes: Any
+    rendering: Rendering,
+    ends: frozenset[int],
+    log: LogInMemory | None = None,
+    steps: Sequence[SamplingStep] = (),
+    **changes: Any,
 ) -> Iterator[ServerInMemory]:
     """Yield a server; with the `log` of another one it continues from there. `changes`: of serve, and max_record_bytes.
 
@@ -208,7 +213,10 @@ def serving(
             assert of_policy is not None
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
-            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps)
+            for answer in conversations.logged_answers():
+                for step in steps:
+                    step.restore(answer)
             recorder = Recorder(settings, versions, conversations, io, FollowedOnDemand(NoAgents, settings))
             rooms = [AgentProtocols(recorder), FeedbackBox(recorder, refuses)]
             app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))

@@ -75,6 +75,10 @@ class AdapterCache:
         adapter = self._router.adapters.versions[version]
         return fetch_version(self._settings, adapter, base_digest, self._root / str(version))
 
+    def folder(self, version: int) -> Path | None:
+        """Return the folder of a version that was served; None for the base."""
+        return self._folders.get(version)
+
     def _tidy(self) -> None:
         needed = {self._router.primary, self._router.candidate, *list(self._folders)[-self._capacity :]}
         needed -= {version for version in needed if version is not None and self._router.is_retired(version)}
@@ -107,6 +111,10 @@ class VersionLoader:
     def close(self) -> None:
         """Remove the local copies of adapters."""
         self._cache.close()
+
+    def folder(self, version: int) -> Path | None:
+        """Return the local folder of a version that was served; None for the base."""
+        return self._cache.folder(version)
 
     def load_new(self) -> None:
         """Load the versions that answer from now on, once: a broken one is refused before any task needs it. Raises as

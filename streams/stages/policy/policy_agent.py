@@ -33,6 +33,7 @@ from streams.adapters.admission.task_queue import settings_of
 from streams.adapters.admission.task_reader import TaskReader
 from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.protocol import Engine
+from streams.engines.sampling_step import build_steps
 from streams.engines.sharing import SharedEngine
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
@@ -107,7 +108,8 @@ class PolicyAgent:
         """The only policy; None for a fleet."""
         self._shared = SharedEngine(engine, settings.fleet.states, self._meter if fleet else OFF)
         self._log = PolicyLog(settings, outage, self._single)
-        self._io = AgentIO(Producer(settings, outage=outage, stage=STAGE), self._log, self._meter, tracer)
+        steps, producer = build_steps(settings, engine), Producer(settings, outage=outage, stage=STAGE)
+        self._io = AgentIO(producer, self._log, self._meter, tracer, steps)
         base = engine.base_digest if fleet and engine.name != "scripted" else None
         serving = GroupScope(stage=STAGE, fleet=settings.fleet, policy=self._single, base=base)
         self._tasks = TaskReader(settings, serving, self._io.producer, outage, self._log, self._note_other_base)
@@ -130,6 +132,8 @@ class PolicyAgent:
         self._log.close()
         for rounds in self._rounds.values():
             rounds.close()
+        for step in self._io.steps:
+            step.close()
         self._io.producer.__exit__(kind)
 
     def step(self) -> bool:
@@ -196,7 +200,8 @@ class PolicyAgent:
             with self._setting_aside(policy):
                 self._rounds[policy].load()
                 current = self._rounds[policy].begin(batch)
-                if current is not None and current.refused is None and current.outside is None:
+                rounds = self._rounds[policy]
+                if current is not None and rounds.samples_with_others(current):
                     begun[policy] = current
                 elif current is not None:
                     self._rounds[policy].answer(batch)

@@ -45,6 +45,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
     """Return the record of one slot. Raises ValueError for tokens that cannot be recorded."""
     task = request.task
     good = completion.error is None
+    notes = {} if completion.origin is None else dict(completion.origin.notes)
     counts = completion.counts or (len(completion.prompt_token_ids), len(completion.completion_token_ids))
     return Response(
         response_id=derive_id(request.sampling_id, completion.slot),
@@ -52,7 +53,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         task_id=task.task_id,
         created_at=served.created_at,
         traceparent=task.traceparent,
-        metadata={"purpose": task.purpose} | _cost(completion, served.outside),
+        metadata={"purpose": task.purpose} | _cost(completion, served.outside) | notes,
         policy=task.policy,
         slot=completion.slot,
         group_size=task.group_size,

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -31,6 +32,8 @@ from streams.adapters.router import route
 from streams.engines.outside import outside_model
 from streams.engines.outside.outside_model import OutsideModels
 from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest, failed_slots
+from streams.engines.sampling_step import RoundVersion, SamplingStep, passes_steps, sample_through
+from streams.engines.token_stream import AnswerOrigin
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.observability import catalog
@@ -56,6 +59,8 @@ class AgentIO:
     log: PolicyLog
     meter: Meter = OFF
     tracer: Tracer = NO_TRACER
+    steps: Sequence[SamplingStep] = ()
+    """Steps in front of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class PolicyRounds:
     def __init__(self, settings: Settings, engine: Engine, tasks: PolicyTasks, io: AgentIO, *, cached: int) -> None:
         """`cached`: number of adapters that stay on disk in addition to primary and candidate."""
         self._settings, self._meter, self._engine = settings, io.meter, engine
+        self._io_steps = io.steps
         self._producer, self._state = io.producer, io.log.state(settings.policy.name)
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
         self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, cached)
@@ -144,10 +150,22 @@ class PolicyRounds:
         if current.refused is None and current.outside is not None:
             answers = self._outside.sample(current.outside, current.requests)
         elif current.refused is None:
-            answers = self._sampler.sample(current.requests, batch.version)
+            sample = partial(self._sampler.sample, version=batch.version)
+            served = RoundVersion(batch.version, self._loader.folder(batch.version))
+            answers = sample_through(self._steps, current.requests, served, sample)
         else:
             answers = [failed_slots(request, current.refused) for request in current.requests]
         self.finish(current, answers)
+
+    @property
+    def _steps(self) -> Sequence[SamplingStep]:
+        """Steps in front of the engine: none while a canary is in progress, which compares what versions answer."""
+        return self._io_steps if self._state.router.candidate is None else ()
+
+    def samples_with_others(self, current: BegunRound) -> bool:
+        """Return whether a round may be sampled with those of other policies: the engine answers it, and no step."""
+        has_steps = bool(self._steps) and any(map(passes_steps, current.requests))
+        return current.refused is None and current.outside is None and not has_steps
 
     def begin(self, batch: SamplingBatch) -> BegunRound | None:
         """Load the version of a round that is `ready`; None if another version answers its tasks by now."""
@@ -174,7 +192,7 @@ class PolicyRounds:
         if current.refused is None and current.outside is None:
             self._answered_by = batch.version
         for waiting, request, completions in zip(batch.tasks, current.requests, answers, strict=True):
-            self._write(waiting, request, completions, served)
+            self._write(waiting, request, completions, self._as_answered(served, completions[0].origin))
         self._producer.flush()
         for waiting in batch.tasks:
             self.queue.finish_answered(waiting)
@@ -182,6 +200,19 @@ class PolicyRounds:
         self._meter.observe(catalog.PROCESSING, time.monotonic() - current.began, STAGE)
         text = "%s: version %d answered %d tasks in %.0f ms"
         log.info(text, self._settings.policy.name, batch.version, len(batch.tasks), served.latency_ms)
+
+    def _as_answered(self, served: ServedVersion, origin: AnswerOrigin | None) -> ServedVersion:
+        """Return the values about the version and the engine that answered a task."""
+        if origin is None or origin.version is None:
+            return served
+        batches = self._state.router.adapters.versions[origin.version].recorded_batches
+        return replace(
+            served,
+            adapter_version=origin.version,
+            trained_batches=batches,
+            engine=origin.engine or served.engine,
+            base_digest=origin.base_digest or served.base_digest,
+        )
 
     def _model_of(self, outside: OutsideModel | None) -> dict[str, str]:
         """Return the values about the answering model that responses record."""

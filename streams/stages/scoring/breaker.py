@@ -10,7 +10,7 @@ scorer spends none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from schemas.events import Coordinates, DeadLetter, RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
@@ -109,11 +109,23 @@ class ScorerState:
     """Paused: when it is tried again, on the monotonic clock."""
 
 
+class BreakerRule(Protocol):
+    """When something is paused, and for how long; a section of the settings."""
+
+    @property
+    def max_failures(self) -> int:
+        """Failures in a row that pause it; 0: it is never paused."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until it is tried again."""
+
+
 class CircuitBreaker:
     """The state of every scorer. One thread calls `note`; others may call `is_paused`."""
 
-    def __init__(self, scoring: Scoring) -> None:
-        self._max_failures, self._pause_s = scoring.max_failures, scoring.pause_s
+    def __init__(self, rule: BreakerRule) -> None:
+        self._max_failures, self._pause_s = rule.max_failures, rule.pause_s
         self._states: dict[str, ScorerState] = {}
 
     def is_paused(self, scorer: str) -> bool:

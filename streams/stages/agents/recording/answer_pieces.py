@@ -14,6 +14,7 @@ from functools import cache
 from schemas.events import Turn
 from streams.engines.protocol import TextScores, TokenEngine
 from streams.engines.rendering.rendering import Rendering
+from streams.engines.token_stream import ORIGIN, AnswerOrigin
 from streams.stages.agents.recording.call_preparation import PreparedCall
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, PromptScores, Token
 
@@ -27,15 +28,17 @@ class AnswerPieces:
 
     def begun(self, prepared: PreparedCall) -> Begun:
         """Return the piece that says which version answers a call."""
+        origin = prepared.origin or AnswerOrigin()
         return Begun(
             turn_id=prepared.turn_ids[0],
             trajectory_id=prepared.conversation.trajectory_id,
             model=f"{prepared.policy}@{prepared.version}",
             version=prepared.version,
-            fingerprint=_fingerprint(self._engine.base_digest, prepared.version),
+            fingerprint=_fingerprint(origin.base_digest or self._engine.base_digest, prepared.version),
             prompt_tokens=len(prepared.tokens),
             cached_tokens=len(prepared.prompt.recorded),
             ignored=prepared.call.ignored,
+            origin=origin.notes,
         )
 
     def tokens(self, drawn: Iterable[tuple[int, float]]) -> list[Token]:
@@ -78,6 +81,7 @@ class AnswerPieces:
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.prompt_tokens - len(first.prompt_token_ids),
             ignored=first.ignored,
+            origin={name: text for name, text in first.metadata.items() if name.startswith(ORIGIN)},
         )
         for choice, turn in sorted(turns.items()):
             tokens = tuple(self.tokens(zip(turn.completion_token_ids, turn.logprobs, strict=True)))

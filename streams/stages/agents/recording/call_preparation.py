@@ -16,7 +16,8 @@ from streams.engines.constraint import Constraint
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.answer_form import schema_alone
 from streams.engines.rendering.rendering import Rendering
-from streams.engines.token_stream import Generation
+from streams.engines.sampling_step import ServedCall
+from streams.engines.token_stream import AnswerOrigin, Generation
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.kafka import times
 from streams.stages.agents.recording.call_prompts import CallPrompt, CallPrompts
@@ -43,6 +44,8 @@ class PreparedCall:
     started_at: int
     constraint: Constraint | None
     """`call.form` as the engine's constraint."""
+    origin: AnswerOrigin | None = None
+    """Where the answer is from; None: from `version`, and the engine."""
 
     def generation(self, choice: int) -> Generation:
         """Return the engine's request for a choice."""
@@ -102,6 +105,37 @@ class CallPreparation:
             started_at=started_at,
             constraint=constraint,
         )
+
+    def served_call(self, prepared: PreparedCall, longest_s: float) -> ServedCall | None:
+        """Return the call as steps in front of the engine get it; None for the run of a task, which passes none."""
+        call, router, versions = prepared.call, self._versions.router, self._versions
+        if prepared.conversation.sampling_id is not None or call.observed is not None:
+            return None
+        others = {number for number, version in router.adapters.versions.items() if version.outside is not None}
+        return ServedCall(
+            agent_id=call.agent_id,
+            policy=prepared.policy,
+            version=prepared.version,
+            turn_id=prepared.turn_ids[0],
+            generations=tuple(prepared.generation(choice) for choice in range(call.count)),
+            messages=call.messages,
+            tools=call.tools,
+            calls_freely=call.tool_choice == "auto" and call.one_call is None,
+            form=None if call.form is None else str(call.form),
+            prompt_version=None if call.prompt_version is None else str(call.prompt_version),
+            names_version="@" in call.model,
+            in_canary=router.serving_here.candidate is not None,
+            cache_control=call.cache_control,
+            limit_s=min(call.limit_s or longest_s, longest_s),
+            earlier=router.adapters.primary_without(router.unusable | others | {prepared.version}),
+            folder=versions.folder,
+        )
+
+    def as_answered(self, prepared: PreparedCall, origin: AnswerOrigin | None) -> PreparedCall:
+        """Return a call with the version that answers it."""
+        number = prepared.version if origin is None or origin.version is None else origin.version
+        batches = self._versions.router.adapters.versions[number].recorded_batches
+        return replace(prepared, version=number, trained_batches=batches, origin=origin)
 
     async def prepare_text(self, call: ModelCall) -> tuple[int, tuple[int, ...]]:
         """Return the version and the tokens of a call that scores a text: the version it names, or the primary. A

@@ -11,7 +11,7 @@ after its turn is acknowledged by the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -69,6 +69,10 @@ class ModelCall:
     """Parameters that were sent and change no answer."""
     thread: str | None = None
     """The thread of which it is a run."""
+    cache_control: str | None = None
+    """The request's header Cache-Control."""
+    limit_s: float | None = None
+    """How long its client waits for the answer, seconds; None: not sent."""
 
     digests: Digests = field(default=NO_HISTORY, repr=False, compare=False)
     """Keys by which its history is recognized."""
@@ -119,6 +123,8 @@ class Begun:
     """Number of prompt tokens that the log already has, from the turn before."""
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer, and those that the task of its run overrides."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """`AnswerOrigin.notes`: where the answer is from, if not from the version and the engine that were asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

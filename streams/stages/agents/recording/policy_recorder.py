@@ -17,12 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from schemas.events import Turn
 from streams.engines.rendering.rendering import Rendering
+from streams.engines.sampling_step import SamplingStep, ServedCall, begin_through
 from streams.engines.token_stream import TokenStream
 from streams.errors import CallError, EventError, RefusedError
 from streams.kafka import times
@@ -61,6 +65,8 @@ class RecordingIO:
     rendering: Rendering
     writer: TurnWriter
     prompts: CallPrompts
+    steps: Sequence[SamplingStep] = ()
+    """Steps in front of the engine."""
     in_progress: set[asyncio.Task[None]] = field(default_factory=set)
     """The calls that are being answered."""
     texts: TextsToScore = field(default_factory=TextsToScore)
@@ -168,22 +174,28 @@ class PolicyRecorder:
     async def _run(self, call: ModelCall, progress: CallInProgress, streams: list[TokenStream]) -> None:
         """Answer `call` into `progress`, whatever happens."""
         prepared: PreparedCall | None = None
+        served: ServedCall | None = None
+        turns: list[Turn] = []
         try:
             prepared = await self._preparation.prepare(call)
             prepared.conversation.in_progress.add(progress)
             self._turns.check_fits(prepared)
-            streams += await self._submit(prepared)
+            if self._io.steps:
+                served = self._preparation.served_call(prepared, self._io.rule.answer_s or math.inf)
+            if served is None:
+                streams += await self._submit(prepared)
+            else:
+                streams += await begin_through(self._io.steps, served, partial(self._submit_version, prepared))
+                prepared = self._preparation.as_answered(prepared, streams[0].origin)
             if progress.abandoned:
                 for stream in streams:
                     stream.cancel()
             progress.publish(self._pieces.begun(prepared))
-            if len(streams) == 1:
-                await self._answer_choice(prepared, streams[0], progress)
+            choices = [self._answer_choice(prepared, stream, progress) for stream in streams]
+            if len(choices) == 1:
+                turns.append(await choices[0])
             else:
-                choices = [self._answer_choice(prepared, stream, progress) for stream in streams]
-                for result in await asyncio.gather(*choices, return_exceptions=True):
-                    if isinstance(result, BaseException):
-                        raise result
+                turns += await gather_all(choices)
             progress.finish()
         except CallError as exc:
             progress.finish(exc)
@@ -197,6 +209,13 @@ class PolicyRecorder:
                 conversation.in_progress.discard(progress)
                 if not streams:  # it was refused: it leaves no record in the log
                     conversation.called.discard(prepared.turn_ids[0])
+            if served is not None:
+                for step in self._io.steps:
+                    step.note_ended(served, turns)
+
+    async def _submit_version(self, prepared: PreparedCall, call: ServedCall) -> list[TokenStream]:
+        """Have the engine begin with the version that a step chose. Raises CallError."""
+        return await self._submit(replace(prepared, version=call.version))
 
     async def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
         """Have the engine begin, and load the version again if it was unloaded meanwhile. Raises CallError."""
@@ -212,8 +231,8 @@ class PolicyRecorder:
             await self._preparation.load(prepared.version)
         raise AssertionError("not reached")
 
-    async def _answer_choice(self, prepared: PreparedCall, stream: TokenStream, progress: CallInProgress) -> None:
-        """Pass on one answer as it is sampled, and record it. Raises CallError."""
+    async def _answer_choice(self, prepared: PreparedCall, stream: TokenStream, progress: CallInProgress) -> Turn:
+        """Pass on one answer as it is sampled, and return its record. Raises CallError."""
         choice = SampledChoice(prepared, stream, self._io.rendering, self._pieces)
         await choice.publish(progress)
         reply = GivenReply(*choice.reply(), delivered=not progress.abandoned)
@@ -222,3 +241,13 @@ class PolicyRecorder:
             raise CallError("internal", f"the engine failed: {stream.error}")
         choice.publish_rest(turn.reply, progress)
         progress.publish(self._pieces.done(prepared.call, turn, choice.tokens, stream.stop))
+        return turn
+
+
+async def gather_all(answers: Sequence[Coroutine[Any, Any, Turn]]) -> list[Turn]:
+    """Return the turns of all choices, once every one has ended. Raises the first error."""
+    results = await asyncio.gather(*answers, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, Turn)]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from schemas.events import TrajectoryEvent
+from streams.engines.sampling_step import LoggedAnswer
 from streams.errors import CallError
 from streams.stages.agents.recording.conversations import Conversations
 
@@ -53,6 +54,15 @@ class ServedConversations:
         if owner is not None:
             text = f"trajectory {trajectory_id} is of policy {owner}, not of {policy}"
             raise CallError("conflict", f"{text}; use another trajectory")
+
+    def logged_answers(self) -> Iterator[LoggedAnswer]:
+        """Yield the answers to calls that are no runs of tasks, trajectory by trajectory."""
+        for conversation in [run for conversations in self for run in conversations.by_id.values()]:
+            chains = conversation.chains
+            for turn in () if conversation.sampling_id else conversation.turns:
+                root, own = chains.path(turn.turn_id)[0].turn, len(turn.completion_token_ids)
+                whole = tuple(chains.tokens(turn.turn_id))
+                yield LoggedAnswer(turn, whole[: len(whole) - own], chains.messages(turn.turn_id)[:-1], root.tools)
 
     def __iter__(self) -> Iterator[Conversations]:
         return iter(tuple(self.of_policy.values()))

@@ -105,6 +105,10 @@ class PolicyVersions:
         self._used[version] = next(self._uses)
         return version in self._loaded
 
+    def folder(self, version: int) -> Path | None:
+        """Return the local folder of a version; None for one that is not loaded, and for the base."""
+        return self._folder / str(version) if version != BASE and version in self._loaded else None
+
     def unload(self) -> None:
         """Remove all adapters of this policy from the engine; answers in progress finish."""
         with self._lock:

@@ -16,6 +16,7 @@ from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.engines.protocol import EngineCounts, TokenEngine
 from streams.engines.rendering.rendering import Rendering
+from streams.engines.sampling_step import build_steps
 from streams.errors import StreamwardError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
@@ -61,8 +62,16 @@ def open_recorder(
         with (
             _writing(settings, stop, meter, versions) as writer,
             FollowedOnDemand(agent_registry(), settings) as agents,
+            contextlib.ExitStack() as stack,
         ):
-            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
+            steps = build_steps(settings, engine)
+            for step in steps:
+                stack.callback(step.close)
+            answers = conversations.logged_answers() if steps else ()
+            for answer in sorted(answers, key=lambda answer: answer.turn.created_at):
+                for step in steps:
+                    step.restore(answer)
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps)
             yield Recorder(settings, versions, conversations, io, agents)
 
 

@@ -19,7 +19,7 @@ from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
-from streams.engines.token_stream import TokenStream
+from streams.engines.token_stream import AnswerOrigin, TokenStream
 from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
 from streams.stages.agents.recording.call_preparation import PreparedCall
@@ -130,6 +130,7 @@ def turn_of(
 ) -> Turn:
     """Return the record of an answer, the next of its trajectory."""
     call, conversation, choice = prepared.call, prepared.conversation, stream.generation.slot
+    origin = prepared.origin or AnswerOrigin()
     message, placement = reply.message, prepared.prompt.placement
     parent = placement.parent
     ending = "tool_calls" if message.tool_calls and stream.ending == "stop" else stream.ending
@@ -138,7 +139,7 @@ def turn_of(
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=times.now_ms(),
-        metadata=_metadata(call, placement.new),
+        metadata=_metadata(call, placement.new) | dict(origin.notes),
         agent_id=call.agent_id,
         policy=prepared.policy,
         adapter_version=prepared.version,
@@ -155,8 +156,8 @@ def turn_of(
         choice=choice,
         choices=call.count,
         started_at=prepared.started_at,
-        engine=engine.name,
-        base_digest=engine.base_digest,
+        engine=origin.engine or engine.name,
+        base_digest=origin.base_digest or engine.base_digest,
         tokenizer_digest=rendering.tokenizer_digest,
         template_digest=rendering.template_digest,
         finish_reason=ending or "error",
