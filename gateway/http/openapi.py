@@ -92,8 +92,8 @@ def _elsewhere(routes: Iterable[Route]) -> str:
     """Return which pages describe the other routes."""
     prefixes: dict[str, dict[str, None]] = {}
     for route in (route for route in routes if route.interface.described_in and route.path != "/"):
-        below = (prefix or f"/{route.path.split('/')[1]}" for prefix in route.interface.prefixes)
-        prefixes.setdefault(route.interface.described_in, {}).update(dict.fromkeys(below))
+        below = route.interface.prefixes[0] or f"/{route.path.split('/')[1]}"
+        prefixes.setdefault(route.interface.described_in, {})[below] = None
     return "".join(
         f",\nother routes below {' and '.join(f'`{prefix}`' for prefix in below)} (docs/{page})"
         for page, below in prefixes.items()

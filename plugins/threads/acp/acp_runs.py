@@ -3,7 +3,7 @@
     POST /acp/runs, …/wait, …/stream ──► run_requested ──► threads ──► acknowledged ──► ThreadRuns
     GET  /acp/runs/{id}, …/wait, …/stream · POST …/resume, …/cancel · DELETE · POST /acp/runs/search
 
-The same below /acp/threads/{id}/runs, where langgraph-sdk looks for it. A run on a thread that is busy is refused,
+The same below /acp/threads/{id}, where langgraph-sdk looks for it. A run on a thread that is busy is refused,
 waits, or interrupts the other, as `multitask_strategy` says (default: refused).
 """
 
@@ -45,14 +45,13 @@ from plugins.threads.acp.thread_answers import (
 )
 from plugins.threads.acp.thread_bodies import (
     STREAM_MODES,
-    AliasRunBody,
     CancelQuery,
     ResumeBody,
     RunBody,
     RunSearch,
     ThreadRunsQuery,
 )
-from plugins.threads.acp.thread_interfaces import ACP
+from plugins.threads.acp.thread_interfaces import ACP, RUNS
 from plugins.threads.log.thread_state import RunState
 from streams.errors import CallError
 
@@ -71,7 +70,7 @@ class AcpRuns:
 
     # --- new runs -----------------------------------------------------------------------------------------------------
 
-    @ACP.post("/runs", **NEW_RUN)
+    @RUNS.post("/runs", **NEW_RUN)
     async def acp_create_run(self, request: Request, body: RunBody) -> Reply[ThreadRunAnswer]:
         """Request a run, and do not wait for it."""
         run = await self._requested.request(request, body)
@@ -89,31 +88,16 @@ class AcpRuns:
         run = await self._wait_new(request, await self._requested.request(request, body), body)
         return Reply(run_result(request, run), _headers(run, "wait"))
 
-    @ACP.post("/runs/stream", **NEW_RUN, streams=True)
+    @RUNS.post("/runs/stream", **NEW_RUN, streams=True)
     async def acp_create_and_stream_run(self, request: Request, body: RunBody) -> StreamingResponse:
         """Request a run, and stream what it does."""
         return self._stream_new(request, await self._requested.request(request, body), body)
 
-    @ACP.post("/threads/{thread_id}/runs", **NEW_RUN, ids=LISTED)
-    async def acp_create_thread_run(
-        self, request: Request, thread_id: str, body: AliasRunBody
-    ) -> Reply[ThreadRunAnswer]:
-        """Request a run on a thread, and do not wait for it."""
-        run = await self._requested.request(request, _on(thread_id, body))
-        return Reply(run_answer(request, run), _headers(run))
-
     @ACP.post("/threads/{thread_id}/runs/wait", **NEW_RUN, ids=LISTED)
-    async def acp_create_and_wait_thread_run(self, request: Request, thread_id: str, body: AliasRunBody) -> Response:
+    async def acp_create_and_wait_thread_run(self, request: Request, thread_id: str, body: RunBody) -> Response:
         """Request a run on a thread, and wait until it has ended."""
-        run = await self._wait_new(request, await self._requested.request(request, _on(thread_id, body)), body)
+        run = await self._wait_new(request, await self._requested.request(request, body), body)
         return _values(request, run)
-
-    @ACP.post("/threads/{thread_id}/runs/stream", **NEW_RUN, streams=True, ids=LISTED)
-    async def acp_create_and_stream_thread_run(
-        self, request: Request, thread_id: str, body: AliasRunBody
-    ) -> StreamingResponse:
-        """Request a run on a thread, and stream what it does."""
-        return self._stream_new(request, await self._requested.request(request, _on(thread_id, body)), body)
 
     # --- existing runs ------------------------------------------------------------------------------------------------
 
@@ -134,12 +118,12 @@ class AcpRuns:
         ]
         return list_response(run_answer(request, run) for run in chosen[body.offset : body.offset + body.limit])
 
-    @ACP.get("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
+    @RUNS.get("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
     async def acp_get_run(self, request: Request, run_id: str) -> ThreadRunAnswer:
         """Look at a run."""
         return run_answer(request, await self._requested.find(request, run_id))
 
-    @ACP.delete("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
+    @RUNS.delete("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
     async def acp_delete_run(self, request: Request, run_id: str) -> None:
         """Delete a run; one in progress is cancelled. What it said stays in its thread."""
         run = await self._requested.find(request, run_id)
@@ -151,7 +135,7 @@ class AcpRuns:
         run = await self._requested.find(request, run_id)
         return run_result(request, await self._runs.wait(run.run_id))
 
-    @ACP.get("/runs/{run_id}/stream", may="chat.call", ids=RUNS_LISTED, streams=True)
+    @RUNS.get("/runs/{run_id}/stream", may="chat.call", ids=RUNS_LISTED, streams=True)
     async def acp_stream_run(self, request: Request, run_id: str) -> StreamingResponse:
         """Stream what a run does; after `Last-Event-ID`, if that is sent, else from its beginning."""
         run = await self._requested.find(request, run_id)
@@ -163,7 +147,7 @@ class AcpRuns:
         after, cancels = place_of(request.headers.get("last-event-id")), query.get("cancel_on_disconnect") == "true"
         return self._stream(request, run, modes, after, cancels=cancels)
 
-    @ACP.post("/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
+    @RUNS.post("/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
     async def acp_cancel_run(self, request: Request, run_id: str, query: CancelQuery) -> None:
         """Cancel a run. One that has ended stays as it is."""
         run = await self._requested.find(request, run_id)
@@ -189,34 +173,11 @@ class AcpRuns:
         thread = read_uuid(thread_id, "thread_id")
         return await self.acp_search_runs(request, RunSearch(thread_id=thread, **query.model_dump()))
 
-    @ACP.get("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
-    async def acp_get_thread_run(self, request: Request, thread_id: str, run_id: str) -> ThreadRunAnswer:
-        """Look at a run of a thread."""
-        return run_answer(request, await self._requested.find(request, run_id, thread_id))
-
-    @ACP.delete("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
-    async def acp_delete_thread_run(self, request: Request, thread_id: str, run_id: str) -> None:
-        """Delete a run of a thread."""
-        await self._requested.find(request, run_id, thread_id)
-        await self.acp_delete_run(request, run_id)
-
     @ACP.get("/threads/{thread_id}/runs/{run_id}/join", may="chat.call", ids=RUNS_LISTED)
     async def acp_join_thread_run(self, request: Request, thread_id: str, run_id: str) -> Response:
         """Wait until a run of a thread has ended."""
-        run = await self._requested.find(request, run_id, thread_id)
+        run = await self._requested.find(request, run_id)
         return _values(request, await self._runs.wait(run.run_id))
-
-    @ACP.get("/threads/{thread_id}/runs/{run_id}/stream", may="chat.call", ids=RUNS_LISTED, streams=True)
-    async def acp_stream_thread_run(self, request: Request, thread_id: str, run_id: str) -> StreamingResponse:
-        """Stream what a run of a thread does."""
-        await self._requested.find(request, run_id, thread_id)
-        return await self.acp_stream_run(request, run_id)
-
-    @ACP.post("/threads/{thread_id}/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
-    async def acp_cancel_thread_run(self, request: Request, thread_id: str, run_id: str, query: CancelQuery) -> None:
-        """Cancel a run of a thread."""
-        await self._requested.find(request, run_id, thread_id)
-        await self.acp_cancel_run(request, run_id, query)
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -268,11 +229,6 @@ class AcpRuns:
 
         headers = sse.HEADERS | _headers(run, "stream")
         return StreamingResponse(events(), headers=headers, media_type=sse.MEDIA_TYPE)
-
-
-def _on(thread_id: str, body: AliasRunBody) -> RunBody:
-    """Return a body with the thread of its path. Raises CallError for an id that is no UUID."""
-    return body.model_copy(update={"thread_id": read_uuid(thread_id, "thread_id")})
 
 
 def _values(request: Request, run: RunState) -> Response:

@@ -31,6 +31,9 @@ from schemas import json_text
 from schemas.events import Sampling, ThreadEvent, derive_id
 from streams.errors import CallError
 
+THREAD_ID = "thread_id"
+"""In paths of requests."""
+
 
 class RunOrigin(NamedTuple):
     """The client's names for a run."""
@@ -48,6 +51,7 @@ class RequestedRuns:
 
     async def request(self, request: Request, body: RunBody, origin: RunOrigin | None = None) -> RunState:
         """Return a run once it is in the log and its thread has accepted it. Raises CallError."""
+        body = body.on(request.path_params.get(THREAD_ID))
         agent = await errors.apart(self._agents.get, request, body.agent_id or body.assistant_id)
         self._agents.check(agent)
         origin = origin or RunOrigin(str(uuid.uuid4()))
@@ -113,7 +117,7 @@ class RequestedRuns:
         for call_id, value in values.items():
             name = run.child_id(waiting[call_id].call)
             child_event = None if event_id is None else derive_id(event_id, name)
-            await self.resume(request, await self.find(request, name), value, child_event)
+            await self.resume(request, await self._find(request, name), value, child_event)
             await self._runs.children.settle(run.run_id, name)
         if values and not answered.decisions and not answered.results:
             return await self.find(request, run.run_id)
@@ -136,15 +140,18 @@ class RequestedRuns:
         run = None if state is None else state.runs.get(state.active or "")
         return run if run is not None and run.waiting and sees_run(request, run) else None
 
-    async def find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
-        """Return a run that a request may see. Raises CallError."""
-        threads = await self._runs.open()
-        name = read_uuid(run_id, "run_id")
-        run = run_of(threads, name)
+    async def find(self, request: Request, run_id: str) -> RunState:
+        """Return a run that a request may see, of the thread that its path names, if any. Raises CallError."""
+        run = await self._find(request, read_uuid(run_id, "run_id"))
+        thread_id = request.path_params.get(THREAD_ID)
+        if thread_id is not None and run.thread_id != thread_name(request, thread_id):
+            raise CallError("not_found", f"thread {thread_id[:80]} has no run {run.run_id}", "run_id")
+        return run
+
+    async def _find(self, request: Request, name: str) -> RunState:
+        run = run_of(await self._runs.open(), name)
         if not sees_run(request, run):
             raise CallError("not_found", f"there is no run {name}", "run_id")
-        if thread_id is not None and run.thread_id != thread_name(request, thread_id):
-            raise CallError("not_found", f"thread {thread_id[:80]} has no run {name}", "run_id")
         return run
 
 

@@ -160,16 +160,19 @@ class RunBody(Body):
             raise ValueError("give either input or messages")
         if self.command is not None and (self.input is not None or self.messages is not None):
             raise ValueError("give either command or what is new; a run that is resumed has its messages")
-        if self.command is not None and not self.has_thread:
-            raise ValueError("command needs thread_id: the thread whose run waits")
-        if self.on_completion == "delete" and self.has_thread:
-            raise ValueError("on_completion is delete, and the run is on a named thread; delete it yourself")
         return self
 
-    @property
-    def has_thread(self) -> bool:
-        """Whether it is on a named thread."""
-        return self.thread_id is not None
+    def on(self, thread_id: str | None) -> RunBody:
+        """Return it on the thread that a path names; None: it names none. Raises CallError."""
+        if thread_id is not None and self.thread_id is not None:
+            raise CallError("invalid", "the path names the thread; leave thread_id out", "thread_id")
+        thread = self.thread_id if thread_id is None else read_uuid(thread_id, "thread_id")
+        if self.command is not None and thread is None:
+            raise CallError("invalid", "command needs thread_id: the thread whose run waits", "command")
+        if self.on_completion == "delete" and thread is not None:
+            problem = "on_completion is delete, and the run is on a named thread; delete it yourself"
+            raise CallError("invalid", problem, "on_completion")
+        return self.model_copy(update={"thread_id": thread})
 
     @property
     def new_messages(self) -> tuple[Message, ...]:
@@ -185,17 +188,6 @@ class RunBody(Body):
     def configurable(self) -> Configurable:
         """How the agent is to answer."""
         return (self.config and self.config.configurable) or Configurable()
-
-
-class AliasRunBody(RunBody):
-    """A run on the thread in the path, as langgraph-sdk sends it."""
-
-    thread_id: Annotated[Any, Refused("the path names the thread")] = None
-
-    @property
-    def has_thread(self) -> bool:
-        """Whether it is on a named thread: that of the path."""
-        return True
 
 
 class RunSearch(Body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gateway.http.body import Answer
@@ -61,5 +62,7 @@ OLDER_A2A: OlderPaths = (
 )
 PAGE = "threads.md"
 ACP = Interface(("/acp",), AgentProtocolDialect(), described_in=PAGE, older=OLDER)
+RUNS = replace(ACP, prefixes=(*ACP.prefixes, "/acp/threads/{thread_id}"))
+"""Of a run, whose thread the path may name."""
 A2A = Interface(("/a2a",), RPC, described_in=PAGE)
 A2A_CARDS = Interface(("/a2a",), REST, described_in=PAGE, older=OLDER_A2A)
