@@ -42,7 +42,7 @@ NOT_STEPPED = {
         "environments of verifiers call the model themselves and have no step that an agent could take; run their "
         "rollout as an agent, with `streamward agents run --command` (docs/environments.md, verifiers)"
     ),
-    "a2a": "an agent of another server is a tool of registered agents; add it with `streamward agents tools add`",
+    "a2a": "an agent of another server is no environment; it can be a tool of registered agents (docs/agents.md)",
 }
 """Kinds that look like references and cannot be had as one, and what to do instead."""
 

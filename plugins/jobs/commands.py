@@ -94,7 +94,7 @@ def jobs_run(call: AppContext, /) -> None:
     "--examples",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="sft, dpo: JSON lines or a table, as `streamward tune` takes them.  [default: answers of the log]",
+    help="sft, dpo: JSON lines or a table, as for tuning by command.  [default: answers of the log]",
 )
 @click.option("--budget", type=float, metavar="USD", help="Stop when this much is spent.")
 @click.option("--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/jobs.md).")
@@ -130,7 +130,7 @@ def jobs_start(
     an environment if it does not give the same episode for the same seed.
 
     With --method sft or dpo it makes one version from examples: those of a file, which is copied to the adapter store,
-    answers of the log, which --config selects, or a data set ({"dataset": NAME} in --config). `streamward tune --jobs`
+    answers of the log, which --config selects, or a data set ({"dataset": NAME} in --config). A worker of tuning
     serves such jobs.
     """
     config: dict[str, Any] = json_object(in_json, "--config")

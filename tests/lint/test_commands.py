@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "docs/**/*.md", "schemas/*.md", "helm/**/*", "deploy/*", "docker-compose.yml", "gateway/**/*.html")
 EXAMPLE = "rate"
 """Command of a plugin that is not installed here: docs/examples/plugin-thumbs."""
-PROGRAMS = ("streams", "gateway", "trainer", "plugins", "schemas", "docs/examples")
+PLUGINS = {plugin.name: plugin for plugin, _, version in load_plugins() if version is None}
+CORE = ("streams", "gateway", "trainer", "schemas")
+PROGRAMS = (*CORE, "plugins", "docs/examples")
 NAMED = re.compile(
     r"(?:`|\$ |\$\(|&& |\| |-- |^ *)streamward"
     r"(?:\s+(?:\\\n\s*)?--(?:config|set|log-level|log-format)[ =](?:'[^']*'|[^\s'])+)*((?:\s+[a-z][a-z-]*)+)",
@@ -73,17 +75,23 @@ def test_every_command_that_a_message_names_is_one(folder: str) -> None:
     assert {name: words for name, words in wrong.items() if words} == {}
 
 
-@pytest.mark.parametrize("folder", ["streams", "gateway", "trainer", "schemas"])
-def test_the_core_names_no_command_of_a_plugin(folder: str) -> None:
-    brought = [name for plugin, _, _ in load_plugins() for name in plugin.commands]
+@pytest.mark.parametrize("folder", [*CORE, *(f"plugins/{name}" for name in PLUGINS)])
+def test_no_message_names_a_command_that_another_plugin_brings(folder: str) -> None:
+    known = _required(folder.removeprefix("plugins/"))
+    brought = [command for name, plugin in PLUGINS.items() if name not in known for command in plugin.commands]
     named = {
         file.relative_to(ROOT).as_posix(): words
         for file in (ROOT / folder).rglob("*.py")
         for text in _strings(file.read_text(encoding="utf-8"))
         for words in map(" ".join, map(str.split, NAMED.findall(text)))
-        if any(f"{words} ".startswith(f"{name} ") for name in brought)
+        if any(f"{words} ".startswith(f"{command} ") for command in brought)
     }
     assert named == {}
+
+
+def _required(name: str) -> set[str]:
+    """Return a plugin and those that it requires; none for a folder of the core."""
+    return {name}.union(*map(_required, PLUGINS[name].requires)) if name in PLUGINS else set()
 
 
 def test_a_command_that_has_moved_is_found_behind_options_and_line_breaks() -> None:
