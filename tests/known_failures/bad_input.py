@@ -10,6 +10,8 @@ RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{AGENTS}agent_runs.py", f"{AG
 REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
 ACTING = "tests/plugins/threads/test_acting_runs.py"
 REMOTE = "tests/plugins/threads/test_remote_agents.py"
+CACHE = "tests/plugins/cache"
+FALLBACK = "tests/plugins/fallback/test_fallback_chain.py"
 CHILDREN = "tests/plugins/threads/test_child_runs.py"
 AUDIT_THREADS = "tests/plugins/threads/test_audit_threads.py"
 """One call of each kind in every protocol, and then a good one, which is answered and is the only turn in the log."""
@@ -175,6 +177,33 @@ INPUTS = (
             f"{REMOTE}::test_a_changed_card_is_refused_until_a_person_accepts_it",
             f"{REMOTE}::test_after_kill_9_the_next_server_continues_the_same_task",
             f"{REMOTE}::test_a_task_ends_with_the_time_of_its_run_and_its_answer_may_be_that_of_the_run",
+        ),
+    ),
+    BadInput(
+        what="the same question again: of another tenant, version or prompt, by a hundred clients at once, or almost "
+        "the same with the opposite, another number or unit",
+        answer="its own answer unless all is equal; equal ones are sampled once, an almost equal one is not given, and "
+        "what is trained on or measured is always sampled",
+        log="a turn for each, with `origin.cached_from` if it was given again",
+        tests=(
+            f"{CACHE}/test_cache_rules.py::test_another_version_policy_prompt_form_or_tenant_is_sampled",
+            f"{CACHE}/test_answer_cache.py::test_a_hundred_equal_questions_at_once_are_sampled_once",
+            f"{CACHE}/test_cache_rules.py::test_tasks_that_something_is_learned_from_are_always_sampled",
+            f"{CACHE}/test_similar_questions.py::"
+            "test_opposites_other_numbers_other_units_and_other_orders_are_not_similar",
+        ),
+    ),
+    BadInput(
+        what="calls while the engine is unreachable, that break it, or that it leaves after the first token",
+        answer="another engine or version before the first token, named in header and body; the failures of one tenant "
+        "pause no engine for another; a stream that breaks off is an error",
+        log="the version that answered, with `origin.asked_version` and the reason",
+        tests=(
+            f"{FALLBACK}::test_every_call_is_answered_while_the_engine_is_unreachable",
+            f"{FALLBACK}::test_header_body_and_turn_say_who_answered",
+            f"{FALLBACK}::test_no_tenants_failures_pause_the_engine_for_another",
+            f"{FALLBACK}::test_nothing_is_tried_again_after_the_first_token",
+            f"{FALLBACK}::test_tasks_that_something_is_learned_from_get_no_fallback",
         ),
     ),
 )

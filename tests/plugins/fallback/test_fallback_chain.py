@@ -266,7 +266,7 @@ def test_a_stream_begins_with_the_version_that_answers() -> None:
         )
 
 
-def test_every_call_is_answered_while_the_engine_is_away() -> None:
+def test_every_call_is_answered_while_the_engine_is_unreachable() -> None:
     with served(max_failures=5, first_token_s=60.0, pause_s=0.01) as server:
         engine, away = server.engine, threading.Event()
         away.set()
@@ -357,7 +357,7 @@ def test_tasks_that_something_is_learned_from_get_no_fallback(purpose: Purpose) 
             sample_through((step,), [request("t1", purpose)], RoundVersion(0, None), BrokenRounds(raises=True).sample)
 
 
-def test_a_round_is_not_tried_while_the_engine_is_away() -> None:
+def test_a_round_is_not_tried_while_the_engine_is_paused() -> None:
     engine = BrokenRounds(raises=True)
     with with_server(pause_s=3600.0) as step:
         for number in range(3):
