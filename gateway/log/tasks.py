@@ -43,7 +43,6 @@ from streams.stages.tasks.task_line import TaskLine
 ID_CHARACTERS = 200
 TENANTS_OWN = ("task_id", "agent", "thread")
 """Fields that name something of a tenant's own."""
-NO_AGENT = KnownAgent("")
 
 
 class TaskBody(TaskLine, Body):
@@ -78,6 +77,7 @@ class LogNames(NamedTuple):
 
 
 NO_NAMES = LogNames()
+NO_AGENT = KnownAgent("")
 
 
 def task_of(
@@ -120,8 +120,7 @@ def task_of(
         defaults={},
         min_group=settings.advantages.min_group,
         offers_map=False,
-        rewards_of_agent=lambda _: agent.reward_sources,
-        prompt_of_agent=lambda _: agent.prompt,
+        agents=lambda _: agent,
         steps=LineSteps(names.registries, tenant),
     )
     checked = check_rows([(1, fields)], actor, reading)

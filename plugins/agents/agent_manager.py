@@ -25,7 +25,6 @@ from schemas.events import (
     Continuity,
     Message,
     Response,
-    RewardSource,
     Sampling,
     Task,
     TrajectoryEvent,
@@ -43,10 +42,12 @@ from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.recording.run_end import TrajectoryEnd
-from streams.stages.agents.registered_agents import AgentDefaults
+from streams.stages.agents.registered_agents import known_agents
 from streams.stages.agents.trajectories.chat_format import message_of
 from streams.stages.agents.trajectories.fold import LeftOutReason, fold, of_each
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
+from streams.stages.tasks.line_steps import LineSteps, log_now
+from streams.stages.tasks.line_task import with_named
 from streams.stages.tasks.submit import submit
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -173,7 +174,7 @@ class AgentManager:
         """Raises SettingsError if the program cannot be run. `limits` are those of AgentProcess: time_limit_s, ...
 
         `answer_rule`: which of several answers of a run counts; None: the one that it prints or returns.
-        The scorers of its tasks are those that the agent is registered with (`reward_sources`).
+        Its tasks have the scorers and the prompt that the agent is registered with.
         """
         if command is not None and entry_point is not None:
             raise SettingsError("an agent is either a command or an entry point")
@@ -187,11 +188,6 @@ class AgentManager:
         elif type(self)._process_one is AgentManager._process_one:
             raise SettingsError("name the agent: command=, entry_point=, or a subclass with its own _process_one")
         self._program = of_class(type(self)) if self._process is None else program_of(command, entry_point)
-
-    @property
-    def reward_sources(self) -> tuple[RewardSource, ...]:
-        """The scorers that the agent is registered with, as the log has them now. Raises LogError."""
-        return AgentDefaults(self.settings).rewards(self.agent_id)
 
     def deploy(
         self,
@@ -210,11 +206,7 @@ class AgentManager:
         """
         conversations = [_messages(prompt) for prompt in prompts]
         check_topics(self.settings)
-        template = self._task(group_size, sampling or Sampling())
-        tasks = [
-            replace(template, task_id=derive_id(self.agent_id, uuid.uuid4()), messages=messages)
-            for messages in conversations
-        ]
+        tasks = self._tasks(conversations, group_size, sampling or Sampling())
         starts = {tp: end for tp, (_, end) in offsets(self.settings, RUN_TOPICS).items()}
         submit(self.settings, tasks)
         work = self._in_thread if self._process is None else partial(run_process, self._process)
@@ -282,9 +274,10 @@ class AgentManager:
             "completed", "it returned", output=answer[-OUTPUT_CHARACTERS:] if isinstance(answer, str) else None
         )
 
-    def _task(self, group_size: int, sampling: Sampling) -> Task:
-        """Return what its tasks have in common; each has an id of its own, and deployed again another one."""
-        return Task(
+    def _tasks(self, conversations: Sequence[tuple[Message, ...]], group_size: int, sampling: Sampling) -> list[Task]:
+        """Return a task for each conversation; each has an id of its own, and deployed again another one."""
+        agent, steps = known_agents(self.settings).get(self.agent_id), LineSteps(log_now(self.settings))
+        template = Task(
             task_id="",
             created_at=now_ms(),
             policy=self.settings.policy.name,
@@ -293,8 +286,14 @@ class AgentManager:
             group_size=group_size,
             sampling=sampling,
             agent=self.agent_id,
-            reward_sources=self.reward_sources,
+            reward_sources=() if agent is None else agent.reward_sources,
         )
+        ids = (derive_id(self.agent_id, uuid.uuid4()) for _ in conversations)
+        tasks = [replace(template, task_id=name, messages=said) for name, said in zip(ids, conversations, strict=True)]
+        try:
+            return [with_named(task, agent, {}, steps) for task in tasks]
+        except ValueError as exc:
+            raise EventError(f"agent {self.agent_id} is registered with {exc}") from exc
 
     def _completions(self, tasks: Sequence[Task], starts: Mapping[tuple[str, int], int]) -> list[AgentCompletion]:
         named, wanted = topics(self.settings.topics), {task.task_id.encode() for task in tasks}

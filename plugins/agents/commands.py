@@ -172,11 +172,10 @@ def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent
     """Submit the tasks of a file, if one is given, for this agent. Raises SettingsError if one names another agent."""
     if file is None:
         return
-    from streams.stages.agents.registered_agents import AgentDefaults
+    from streams.stages.agents.registered_agents import agent_lookup
     from streams.stages.tasks.submit import submit
 
-    rewards_of_agent = AgentDefaults(call.settings).rewards
-    tasks = read_tasks(call.settings, file, reading, agent=agent_id, rewards_of_agent=rewards_of_agent).tasks
+    tasks = read_tasks(call.settings, file, reading, agent=agent_id, agents=agent_lookup(call.settings)).tasks
     for task in tasks:
         if task.agent != agent_id:
             raise SettingsError(f"a task names the agent {task.agent}, not {agent_id}; leave out such lines")

@@ -19,8 +19,9 @@ import click
 from streams.errors import EventError
 
 if TYPE_CHECKING:
-    from schemas.events import RewardSource, Task
+    from schemas.events import Task
     from streams.settings.model import Settings
+    from streams.stages.tasks.line_task import AgentLookup
     from streams.stages.tasks.lines import Checked
 
 map_option = click.option(
@@ -127,12 +128,11 @@ def read_tasks(
     options: TaskFileOptions,
     *,
     agent: str | None = None,
-    rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: (),
-    prompt_of_agent: Callable[[str], str | None] = lambda _: None,
+    agents: AgentLookup = lambda _: None,
 ) -> Checked:
     """Return the tasks of a file, `-` for stdin, in every epoch; print problems on stderr.
 
-    `agent` is the agent of lines that name none.
+    `agent` is the agent of lines that name none; `agents` finds those of the log.
     Raises EventError if a line is bad, unless `options` skip bad lines, or if no task is left;
     NotFoundError if there is no such file.
     """
@@ -149,8 +149,7 @@ def read_tasks(
         min_group=settings.advantages.min_group,
         defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
-        rewards_of_agent=rewards_of_agent,
-        prompt_of_agent=prompt_of_agent,
+        agents=agents,
         steps=LineSteps(log_now(settings)),
     )
     stdin = str(file) == "-"

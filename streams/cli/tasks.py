@@ -39,13 +39,10 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
     Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
     join the trace in the environment variable TRACEPARENT, except where a line has its own.
     """
-    from streams.stages.agents.registered_agents import AgentDefaults
+    from streams.stages.agents.registered_agents import agent_lookup
     from streams.stages.tasks.submit import submit
 
-    of_agent = AgentDefaults(call.settings)
-    checked = read_tasks(
-        call.settings, file, reading, rewards_of_agent=of_agent.rewards, prompt_of_agent=of_agent.prompt
-    )
+    checked = read_tasks(call.settings, file, reading, agents=agent_lookup(call.settings))
     check_tasks(call.settings, checked.tasks)
     _show_submitted(
         call,

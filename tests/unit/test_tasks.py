@@ -21,6 +21,7 @@ from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, 
 from streams.arrow.file_rows import json_lines, rows
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
+from streams.stages.agents.registered_agents import KnownAgent
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import BadLine, Checked, by_kind, check_rows, epochs
@@ -70,7 +71,7 @@ def test_a_line_cannot_give_itself_the_permission_to_be_trained_on_though_a_suit
 
 def test_a_line_without_scorers_has_those_of_its_agent_and_the_same_id_as_without() -> None:
     numeric = RewardSource(name="numeric")
-    how = dataclasses.replace(reading(), rewards_of_agent=lambda agent: (numeric,) if agent == "adder" else ())
+    how = dataclasses.replace(reading(), agents={"adder": KnownAgent("p", (numeric,))}.get)
     line = {**SHORT, "agent": "adder"}
     assert only(check(line, how=how)).reward_sources == (numeric,)
     assert only(check(line, how=how)).task_id == only(check(line)).task_id

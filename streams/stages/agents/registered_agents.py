@@ -8,8 +8,8 @@ Without such a plugin no agent is registered: calls name a model, and tasks thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple, Protocol, Self
 
 from schemas.events import AgentEvent, AgentType, RewardSource
@@ -98,20 +98,11 @@ def known_agents(settings: Settings) -> dict[str, KnownAgent]:
     }
 
 
-class AgentDefaults:
-    """What the tasks of registered agents have by default. The first question reads the log, and raises as that."""
+def agent_lookup(settings: Settings) -> Callable[[str], KnownAgent | None]:
+    """Return what finds a registered agent; None: not registered. The first question reads the log, and may raise."""
+    agents = cache(lambda: known_agents(settings))
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def find(name: str) -> KnownAgent | None:
+        return agents().get(name)
 
-    @cached_property
-    def _agents(self) -> dict[str, KnownAgent]:
-        return known_agents(self._settings)
-
-    def rewards(self, agent_id: str) -> tuple[RewardSource, ...]:
-        """Return an agent's reward sources; none if it is not registered."""
-        return self._agents[agent_id].reward_sources if agent_id in self._agents else ()
-
-    def prompt(self, agent_id: str) -> str | None:
-        """Return an agent's prompt; None if it has none, or is not registered."""
-        return self._agents[agent_id].prompt if agent_id in self._agents else None
+    return find

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, RewardSource, Sampling, Task, derive_id
@@ -20,6 +20,22 @@ from streams.stages.tasks.task_line import PromptLine, TaskLine, json_of, plain
 
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields that hold a user's own objects, where null is a value."""
+
+
+class AgentOfTask(Protocol):
+    """A registered agent, with what its tasks have by default."""
+
+    @property
+    def reward_sources(self) -> tuple[RewardSource, ...]:
+        """What scores them."""
+
+    @property
+    def prompt(self) -> str | None:
+        """NAME@VERSION or NAME@ALIAS of what their messages begin with."""
+
+
+AgentLookup = Callable[[str], AgentOfTask | None]
+"""Returns the agent of a name; None: it is not registered. May raise LogError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +53,8 @@ class Reading:
     """Setting of `advantages`: minimum responses of a train task."""
     offers_map: bool = True
     """Whether the caller has --map, which messages may then offer."""
-    rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: ()
-    """Finds reward sources for tasks that name an agent and no sources."""
-    prompt_of_agent: Callable[[str], str | None] = lambda _: None
-    """Finds the prompt of tasks that name an agent and no prompt."""
+    agents: AgentLookup = lambda _: None
+    """Finds the agents that tasks name: a task without sources or prompt has those of its agent."""
     steps: LineSteps = field(default_factory=LineSteps)
     """Complete what tasks name of the log."""
 
@@ -69,14 +83,18 @@ def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Rea
         messages=_messages(line),
     )
     names = {name: value for name in FIELDS if (value := getattr(line, name))}
-    prompt = None if line.agent is None else reading.prompt_of_agent(line.agent)
-    if prompt is not None:
-        names = {"prompt_version": PromptLine(name=prompt)} | names
-    return _with_named(task, names, reading.steps, is_derived=line.task_id is None)
+    agent = None if line.agent is None else reading.agents(line.agent)
+    return with_named(task, agent, names, reading.steps, is_derived=line.task_id is None)
 
 
-def _with_named(task: Task, names: Mapping[str, Any], steps: LineSteps, *, is_derived: bool) -> Task:
-    """Return a task with what fields of its line name; with another version of that, a derived id is another."""
+def with_named(
+    task: Task, agent: AgentOfTask | None, names: Mapping[str, Any], steps: LineSteps, *, is_derived: bool = False
+) -> Task:
+    """Return a task with its agent's prompt and what fields of its line name; with another version of that, a derived
+    id is another. Raises ValueError for names that are not found.
+    """
+    if agent is not None and agent.prompt is not None:
+        names = {"prompt_version": PromptLine(name=agent.prompt), **names}
     task_id, references = task.task_id, list[str]()
     for name, value in names.items():
         task, added = steps.complete(name, task, value)
@@ -133,8 +151,9 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
 def _sources(line: TaskLine, reading: Reading) -> tuple[RewardSource, ...]:
     if line.reward_sources is not None:
         return tuple(source.reward_source() for source in line.reward_sources)
-    if line.agent is not None and (sources := reading.rewards_of_agent(line.agent)):
-        return sources
+    agent = None if line.agent is None else reading.agents(line.agent)
+    if agent is not None and agent.reward_sources:
+        return agent.reward_sources
     return () if line.answer is None else (RewardSource(name="exact"),)
 
 

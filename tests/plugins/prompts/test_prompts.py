@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from plugins.agents.agent_manager import AgentManager
 from plugins.prompts.versions import prompt_log, prompt_use
 from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
 from plugins.prompts.versions.prompt_use import PromptReference
@@ -469,9 +470,12 @@ def test_a_prompt_based_agent_answers_calls_and_tasks_with_the_prompt_it_is_regi
             assert said.status_code == 200, said.text
         task = client.post(f"{url}/tasks", json={"input": "Hi?", "agent": "host"})
         assert task.status_code == 201, task.text
-    line = json.dumps({"prompt": "Hi!", "answer": "Hello.", "agent": "host"})
-    (tmp_path / "tasks.jsonl").write_text(line, encoding="utf-8")
-    assert invoke(settings, "tasks", "submit", str(tmp_path / "tasks.jsonl")).exit_code == 0
+        for door in (("tasks", "submit"), ("agents", "run", "host", "--command", "true", "--tasks")):
+            file = tmp_path / f"{door[1]}.jsonl"
+            file.write_text(json.dumps({"prompt": f"Hi, {door[1]}!", "purpose": "serve", "agent": "host"}))
+            submitted = invoke(settings, *door, str(file))
+            assert submitted.exit_code == 0, submitted.output
+        AgentManager("host", command="true", settings=settings, folder=tmp_path / "runs").deploy(["Hi there!"])
     turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
     assert [turn.prompt_version for turn in turns] == ["greet@1", None]
-    assert [str(task.prompt_version) for _, task in read(settings, Task)] == ["greet@1"] * 2
+    assert [str(task.prompt_version) for _, task in read(settings, Task)] == ["greet@1"] * 4
