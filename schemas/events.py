@@ -163,6 +163,7 @@ from schemas.sample_events import (
 )
 from schemas.task_events import AgentProgram, EpisodeStart, Observed, RewardSource, Sampling, Task, task_problems
 from schemas.thread_events import (
+    ANSWERED_TASK,
     HANDOFF,
     MEMORY_LABEL,
     PROGRAM_RUN,

@@ -174,6 +174,8 @@ RUN_TASK, PROGRAM_RUN = "run_task", "program_run"
 trajectory of the program, which its turn is of; without a turn the answer is what the program printed."""
 HANDOFF = "handoff"
 """Metadata of `run_ended`, with success and without a turn: the call whose result is the answer."""
+ANSWERED_TASK = "answered_task"
+"""Metadata of `run_requested`: the task whose run it is; its turns are those of the task's run, which has its id."""
 MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
 """What a label of a namespace may be: names with a dot would be two labels."""
 MOST_LABELS = 16

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from gateway.http.authentication import Authentication
+from schemas.events import AccessRole
 from streams.access.roles import Principal, decide
+from streams.access.tenants.tenant_names import tenant_in, without_tenant
 
 
 class CallableTool(NamedTuple):
@@ -106,15 +108,28 @@ class CallRights(NamedTuple):
     """Why it calls nothing."""
 
 
-def rights_of(auth: Authentication | None, actor: str, agent: str) -> CallRights:
-    """Return the present rights of the actor who requested a run of `agent`. Raises LogError.
+class OfTenant(NamedTuple):
+    """A principal of all tenants, as it is for one of them."""
 
-    A key may have been revoked since, and a user have other roles.
+    who: str
+    subject_id: str
+    roles: tuple[AccessRole, ...]
+    tenant: str
+    agent_id: str | None
+
+
+def rights_of(auth: Authentication | None, actor: str, agent: str) -> CallRights:
+    """Return the present rights of the actor who requested a run of `agent`, by its name in the log. Raises LogError.
+
+    A key may have been revoked since, and a user have other roles. A run of a tenant's agent is its tenant's alone.
     """
     if auth is None:
         return CallRights()
     principal = auth.principals.of_actor(actor)
     if isinstance(principal, str):
         return CallRights(denied=principal)
-    decision = decide(principal, "chat.call", agent_id=agent)
+    tenant = tenant_in(agent)
+    decision = decide(principal, "chat.call", agent_id=without_tenant(tenant, agent))
+    if principal.tenant is None and tenant is not None:
+        principal = OfTenant(principal.who, principal.subject_id, principal.roles, tenant, principal.agent_id)
     return CallRights(principal, None if decision.allowed else decision.why)

@@ -5,7 +5,7 @@ tasks ──► agents run ──► a process per slot, whose calls `streamward
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 
-PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
-"""Default numbers of runs: a program is a process or more, an episode is a thread that waits for the server."""
+PROGRAMS_AT_ONCE, WAITING_AT_ONCE = 4, 64
+"""Default numbers of runs: a program is a process or more; an episode, or a run that the server answers, is a thread
+that waits for the server."""
 
 
 @click.command("run")
@@ -44,7 +45,7 @@ PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
     "--parallel",
     type=click.IntRange(min=1),
     default=None,
-    help="Maximum of concurrent runs.  [default: 4; with --environments, 64]",
+    help="Maximum of concurrent runs.  [default: 4 of a program, else 64]",
 )
 @click.option(
     "--time-limit",
@@ -97,9 +98,11 @@ def agents_run(
 ) -> None:
     """Run an agent on the tasks that name it.
 
-    It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md), once per slot of a group.
-    Without --tasks and --until-done it answers the agent's threads, too (docs/threads.md). A run has its own folder. It
-    finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, its task in STREAMWARD_PROMPT, task.json and on stdin.
+    A registered agent needs no program: without --command and --entry-point the server answers its runs, and calls its
+    tools (docs/agents.md). It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md),
+    once per slot of a group. A program answers the agent's threads, too, without --tasks and --until-done
+    (docs/threads.md). Each of its runs has its own folder. It finds the server in OPENAI_BASE_URL and
+    ANTHROPIC_BASE_URL, its task in STREAMWARD_PROMPT, task.json and on stdin.
 
     With --environments there is no program: the policy's answers are executed in the task's environment, turn by turn,
     until the episode ends, and it reads what that shows. AGENT is then `environment` by default.
@@ -118,7 +121,11 @@ def agents_run(
     if fleet:
         call.refuse_one_policy("agents run")
     url = server or call.settings.serve.url
-    with _program(command, entry_point, time_limit) or episode_player().playing(call.settings, url, time_limit) as work:
+    with (
+        episode_player().playing(call.settings, url, time_limit)
+        if environments
+        else nullcontext(_program(command, entry_point, time_limit))
+    ) as work:
         _submit(call, file, reading, agent_id)
         call.working = True
         plan = agent_runner.AgentPlan(
@@ -127,8 +134,9 @@ def agents_run(
             program=agent_program.program_of(command, entry_point),
             server=url,
             key=call.settings.serve.key,
-            parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
+            parallel=parallel or (PROGRAMS_AT_ONCE if command or entry_point else WAITING_AT_ONCE),
             folder=folder.absolute(),
+            time_limit_s=time_limit,
             answers_threads=not (environments or until_done or file is not None),
             fleet=fleet,
             answer_rule=None if answer_rule == "printed" else cast("AnswerRule", answer_rule),
@@ -144,18 +152,16 @@ def _agent_name(agent_id: str | None, *, environments: bool, command: str | None
     """Return the name of the agent that is to be run. Raises SettingsError if it is not clear what to run."""
     from streams.stages.tasks.episodes import ENVIRONMENT_AGENT
 
-    if sum((environments, command is not None, entry_point is not None)) != 1:
-        raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
+    if sum((environments, command is not None, entry_point is not None)) > 1:
+        raise SettingsError("name one to run: --command, --entry-point, or --environments for the built-in agent")
     if agent_id is None and not environments:
         raise SettingsError("name the agent: `streamward agents run AGENT ...`")
     return agent_id or ENVIRONMENT_AGENT
 
 
-def _program(
-    command: str | None, entry_point: str | None, time_limit_s: float
-) -> AbstractContextManager[Callable[[Task], AgentWork]] | None:
-    """Return, as a block, what makes a run of a program from a task; None without a program. Raises SettingsError if it
-    cannot be run."""
+def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], AgentWork] | None:
+    """Return what makes a run of a program from a task; None without a program. Raises SettingsError if it cannot be
+    run."""
     if command is None and entry_point is None:
         return None
     from plugins.agents.runs.agent_process import AgentProcess, run_process
@@ -165,7 +171,7 @@ def _program(
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)
     else:
         process = AgentProcess.from_entry_point(entry_point or "", time_limit_s=time_limit_s)
-    return nullcontext(lambda _: AgentWork(partial(run_process, process)))
+    return lambda _: AgentWork(partial(run_process, process))
 
 
 def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent_id: str) -> None:

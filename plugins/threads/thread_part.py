@@ -17,6 +17,7 @@ from plugins.threads.acp.program_runs import ProgramRuns
 from plugins.threads.acp.requested_runs import RequestedRuns
 from plugins.threads.acp.run_actions import CallPlaces
 from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.acp.runs_of_tasks import RunsOfTasks
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.task_thread_log import TaskThreadLog
@@ -32,7 +33,7 @@ from streams.stages.tasks.line_steps import LineSteps
 class ThreadPart(ServerPart):
     """Threads and their runs, of which the next server continues those that this one leaves."""
 
-    ROOMS = (AcpAgents, AcpThreads, AcpRuns, AcpStore, A2aCards, A2aTasks)
+    ROOMS = (AcpAgents, AcpThreads, AcpRuns, AcpStore, A2aCards, A2aTasks, RunsOfTasks)
 
     def __init__(self, base: ServerBase) -> None:
         settings = base.settings
@@ -62,6 +63,7 @@ class ThreadPart(ServerPart):
             AcpStore(self._memory.open),
             A2aCards(agents, "" if auth is None else auth.public_url),
             A2aTasks(runs, requested, agents),
+            RunsOfTasks(runs, self._base.recorder.runs, lambda: self._base.log.tasks, agents),
         ]
 
     def _call_places(self) -> CallPlaces:

@@ -94,8 +94,9 @@ class AgentPlan:
     """How the tasks of an agent are run."""
 
     agent_id: str
-    work: Callable[[Task], AgentWork]
-    """Returns the next run of a task. It never raises: an error ends that run."""
+    work: Callable[[Task], AgentWork] | None
+    """Returns the next run of a task. It never raises: an error ends that run. None: the server answers the agent's
+    runs, with the tools that it is registered with."""
     program: AgentProgram | None = None
     """The program, as its runs record it."""
     server: str
@@ -111,6 +112,8 @@ class AgentPlan:
     """Run it for every policy of fleet.policies, not only for policy.name."""
     answer_rule: AnswerRule | None = None
     """Rule that chooses between several answers of a run. None: the one that the run names or prints."""
+    time_limit_s: float = 600.0
+    """How long a run may take that the server answers; `work` has a limit of its own."""
     until_done: bool = False
     """End when every task in the log at the start is done."""
 
@@ -177,8 +180,9 @@ class AgentRunner:
         self._turns = Turns()
         self._left_alone: set[str] = set()
         """Policies for which another process runs this agent's tasks."""
-        if single is not None:
+        if single is not None and plan.work is not None:
             self._register(single)
+        if single is not None:
             self._policies[single] = self._new_policy(single)
         self._server = AgentServer(plan.server, plan.agent_id, stop, outage.meter, plan.key, plan.program)
         self._metrics = AgentMetrics(outage.meter, plan.agent_id)
@@ -323,12 +327,12 @@ class AgentRunner:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
         task, metadata, began = attempt.waiting.task, {"manager": self._nonce}, None
         try:
-            work = self._plan.work(task)
+            work = AgentWork(self._act) if self._plan.work is None else self._plan.work(task)
             known_run = self._server.begin(task, attempt.sampling_id, slot, metadata, work.observed)
             name = known_run.trajectory_id
             if known_run.ending is not None:
                 ended = TrajectoryEnd(known_run.ending, "")
-            elif known_run.metadata != metadata:
+            elif known_run.metadata != metadata and self._plan.work is not None:
                 ended = TrajectoryEnd("failed", MANAGER_GONE)
             else:
                 self._metrics.began()
@@ -372,6 +376,9 @@ class AgentRunner:
             return work.run(context, stop)
         except OSError as exc:
             return TrajectoryEnd("failed", f"it was not run: {exc}")
+
+    def _act(self, run: ProgramRun, stop: threading.Event) -> TrajectoryEnd:
+        return self._server.act(run, stop, self._plan.time_limit_s)
 
     def _register(self, policy: str) -> None:
         """Register this agent, unless the log has the same registration; its other fields are kept."""

@@ -1,8 +1,9 @@
-"""Begin and end runs at the server of agents, retrying while it is unreachable.
+"""Begin and end runs at the server of agents, retrying while it is unreachable; or let it answer them.
 
     AgentRunner ──► POST …/begin, …/end ──► `streamward serve` ──► KnownRun: the run in the log
+                └─► POST …/act, until it has ended ──► the server calls the agent's tools ──► RunProgress
 
-Both requests are idempotent, so each is repeated until it is answered or refused. Once the process should stop, it
+All requests are idempotent, so each is repeated until it is answered or refused. Once the process should stop, it
 waits only a little longer for an unreachable server: a run without an end is ended by the next process that reads its
 task.
 """
@@ -14,15 +15,17 @@ import http.client
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from pydantic import SecretStr
 
+from plugins.agents.runs.agent_process import ProgramRun
 from plugins.agents.runs.connection_pool import LATER, KeptAlive
 from schemas import json_text
-from schemas.events import AgentProgram, Ending, Observed, Task, derive_id
+from schemas.events import AgentProgram, Ending, Observed, Purpose, RunEnding, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
 from streams.stages.agents.recording.run_end import TrajectoryEnd
@@ -39,6 +42,10 @@ SERVER = "server"
 """Name of the readiness condition."""
 MAX_REASON = 1000
 """Longest reason for an end, in characters."""
+LIMITS: tuple[RunEnding, ...] = ("max_turns", "max_tokens", "budget")
+OTHER_ENDS: Mapping[str, Ending] = {"timeout": "timeout", "interrupted": "cancelled"}
+
+A = TypeVar("A")
 
 log = logging.getLogger("streamward.agents")
 
@@ -55,6 +62,23 @@ class KnownRun:
     turns: int | None
     error: str | None
     """Why its response failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """What a run that the server answers has come to."""
+
+    ending: RunEnding | None
+    error: str | None
+    answer: str | None
+    """The turn with its answer."""
+    waits_for: list[str]
+
+    def end(self, purpose: Purpose) -> TrajectoryEnd:
+        """Return the end of the task's run. One that learns from it has done all that it may, as an episode has."""
+        is_done = self.ending == "success" or (self.ending in LIMITS and purpose != "serve")
+        ending: Ending = "completed" if is_done else OTHER_ENDS.get(self.ending or "", "failed")
+        return TrajectoryEnd(ending, self.error or self.ending or "", answer=self.answer)
 
 
 def trajectories_url(server: str, agent_id: str) -> str:
@@ -85,14 +109,14 @@ class AgentServer:
     ) -> KnownRun:
         """Return the run of this slot, begun now or before. Raises as `end`."""
         order = self._order(task, sampling_id, slot, metadata, observed)
-        return self._post(derive_id(sampling_id, slot), "begin", order)
+        return self._post(KnownRun, derive_id(sampling_id, slot), "begin", order)
 
     def has_ended(self, trajectory_id: str, *order: Any) -> bool:
         """Return whether a run that was begun with this order has ended; False also while the server is unreachable.
 
         Raises RefusedError.
         """
-        answer = self._try(trajectory_id, "begin", self._order(*order), LOOK_S)
+        answer = self._try(KnownRun, trajectory_id, "begin", self._order(*order), LOOK_S)
         return isinstance(answer, KnownRun) and answer.ending is not None
 
     def _order(
@@ -128,15 +152,34 @@ class AgentServer:
             "answer_rule": end.answer_rule,
             "output": end.output,
         }
-        return self._post(trajectory_id, "end", body)
+        return self._post(KnownRun, trajectory_id, "end", body)
+
+    def act(self, run: ProgramRun, stop: threading.Event, limit_s: float) -> TrajectoryEnd:
+        """Return how a run ends that the server answers, after `limit_s` at most. Raises ServerUnavailable."""
+        limit, waits = time.monotonic() + limit_s, list[str]()
+        try:
+            while True:
+                is_late = time.monotonic() >= limit
+                progress = self._post(RunProgress, run.trajectory_id, "act", {"cancel": is_late or stop.is_set()})
+                if progress.ending is not None and is_late:
+                    waited = f"; it waited for {', '.join(waits)}" if waits else ""
+                    return TrajectoryEnd("timeout", f"it has no answer after {limit_s:g} s{waited}")
+                if progress.ending is not None:
+                    return progress.end(run.task.purpose)
+                if progress.waits_for and progress.waits_for != waits:
+                    log.info("run %s waits for %s", run.trajectory_id, ", ".join(progress.waits_for))
+                waits = progress.waits_for
+                time.sleep(PAUSE_S if waits else 0)
+        except RefusedError as exc:
+            return TrajectoryEnd("failed", str(exc))
 
     def close(self) -> None:
         """Close its connections."""
         self._http.close()
 
-    def _post(self, trajectory_id: str, action: str, body: dict[str, Any]) -> KnownRun:
+    def _post(self, kind: type[A], trajectory_id: str, action: str, body: dict[str, Any]) -> A:
         limit: float | None = None
-        while isinstance(answer := self._try(trajectory_id, action, body, ANSWER_S), str):
+        while isinstance(answer := self._try(kind, trajectory_id, action, body, ANSWER_S), str):
             self._note_answer(False, answer)
             if self._stop.is_set():
                 limit = limit or time.monotonic() + STOPPING_S
@@ -146,12 +189,12 @@ class AgentServer:
         self._note_answer(True, "")
         return answer
 
-    def _try(self, trajectory_id: str, action: str, body: dict[str, Any], limit_s: float) -> KnownRun | str:
+    def _try(self, kind: type[A], trajectory_id: str, action: str, body: dict[str, Any], limit_s: float) -> A | str:
         """Return the run, or why the server does not answer now. Raises RefusedError."""
         try:
             answer = self._http.post(f"{self._path}/{trajectory_id}/{action}", body, limit_s)
             if answer.status == http.HTTPStatus.OK:
-                return KnownRun(**json_text.parse(answer.body))
+                return kind(**json_text.parse(answer.body))
         except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
             return str(exc)
         if answer.status < 500 and answer.status not in LATER:

@@ -27,11 +27,9 @@ from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
 from plugins.threads.acp.run_actions import ACTOR, NextCall, RunActions, step_event
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState
-from schemas.events import CallDecision, Message, ParentCall, PausedCall, Sampling, ThreadEvent, derive_id
+from schemas.events import CallDecision, Message, ParentCall, PausedCall, Sampling, ThreadEvent
 from streams.access.roles import Principal
-from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError
-from streams.kafka import times
 
 
 class OpenRuns(Protocol):
@@ -115,25 +113,10 @@ class ChildRuns:
         agent = self._agent(call.tool.agent, call.rights.principal)
         if isinstance(agent, ToolReply):
             return agent
-        return ThreadEvent(
-            event_id=derive_id(name, "run_requested"),
-            thread_id=name,
-            created_at=times.now_ms(),
-            metadata=agent.metadata_of(name, tenant_in(agent.logged)),
-            kind="run_requested",
-            actor=run.request.actor,
-            run_id=name,
-            agent_id=agent.logged,
-            labels="{}",
-            stateless=True,
-            if_busy="reject",
-            model=agent.model,
-            memory_config=agent.memory_config,
-            sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=MAX_TOKENS, seed=int(name[:8], 16)),
-            messages=(Message(role="user", content=message),),
-            tools=agent.tools,
-            parent=ParentCall(run_id=run.run_id, turn_id=run.steps.turns[-1], call_id=call.step.call.id, depth=depth),
-        )
+        parent = ParentCall(run_id=run.run_id, turn_id=run.steps.turns[-1], call_id=call.step.call.id, depth=depth)
+        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=MAX_TOKENS, seed=int(name[:8], 16))
+        said = (Message(role="user", content=message),)
+        return agent.single_run(name, run.request.actor, sampling, messages=said, parent=parent)
 
     def _agent(self, name: str | None, principal: Principal | None) -> AvailableAgent | ToolReply:
         """Return an agent that a principal may run now, or why it may not."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
 from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
 from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
 from schemas.conventions import TOOL_IDS
-from schemas.events import RUN_TASK, AgentEvent, Tool, derive_id
-from streams.access.tenants.tenant_names import may_know, named, without_tenant
+from schemas.events import RUN_TASK, AgentEvent, Sampling, ThreadEvent, Tool, derive_id
+from streams.access.tenants.tenant_names import may_know, named, tenant_in, without_tenant
 from streams.errors import CallError, EventError
+from streams.kafka import times
 from streams.stages.agents.registered_agents import AgentRegistry
 
 LISTED = "POST /acp/agents/search lists agents"
@@ -46,6 +48,29 @@ class AvailableAgent:
         """Return the metadata of a request for a run of it: its tools, and the task of its program."""
         tools = {TOOL_IDS: self.tool_ids} if self.tool_ids else {}
         return tools | ({RUN_TASK: named(tenant, derive_id(run_id, "task"))} if self.has_program else {})
+
+    def single_run(self, run_id: str, actor: str, sampling: Sampling, **fields: Any) -> ThreadEvent:
+        """Return the request for a run of it that belongs to no thread. Its id follows from the run's."""
+        whole: dict[str, Any] = {
+            "metadata": self.metadata_of(run_id, tenant_in(self.logged)),
+            "model": self.model,
+            "memory_config": self.memory_config,
+            "tools": self.tools,
+        }
+        return ThreadEvent(
+            event_id=derive_id(run_id, "run_requested"),
+            thread_id=run_id,
+            created_at=times.now_ms(),
+            kind="run_requested",
+            actor=actor,
+            run_id=run_id,
+            agent_id=self.logged,
+            labels="{}",
+            stateless=True,
+            if_busy="reject",
+            sampling=sampling,
+            **whole | fields,
+        )
 
 
 class KnownAgents:

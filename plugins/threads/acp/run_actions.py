@@ -33,7 +33,6 @@ from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
 from schemas.tool_text import INPUT_REQUIRED
-from streams.access.tenants.tenant_names import tenant_in, without_tenant
 from streams.errors import CallError, LogError, StreamwardError
 from streams.kafka import times
 
@@ -189,11 +188,10 @@ class RunActions:
 
     def _find(self, run: RunState, reference: str) -> tuple[CallRights, CallableTool | ToolReply]:
         """Return a tool, and with which rights it is called. Raises LogError."""
-        places, agent = self._places(), run.agent_id
+        places = self._places()
         if places.tools is None:
             return NO_KEYS, ToolReply(NO_TOOLS, "unavailable")
-        own_name = without_tenant(tenant_in(agent), agent)
-        rights = rights_of(places.authentication, run.request.actor, own_name)
+        rights = rights_of(places.authentication, run.request.actor, run.agent_id)
         if rights.denied is not None:
             return rights, ToolReply(rights.denied, "denied")
         return rights, places.tools.find(reference, rights.principal)

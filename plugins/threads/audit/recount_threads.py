@@ -181,8 +181,8 @@ class _ThreadCheck:
                 self._judge_answer(event, request)
             elif event.kind == "compacted" and refusal is None and run is not None:
                 self._judge_compaction(event, run)
-            elif event.task_id:
-                self._judge_task(event)
+            elif task_id := event.task_id or event.answered_task:
+                self._judge_task(event, task_id)
         self._count_open()
 
     def _find(self, event: ThreadFact, category: Category, problem: str, *, needs_beginning: bool = False) -> None:
@@ -240,12 +240,12 @@ class _ThreadCheck:
         if problem is not None:
             self._find(event, "contradictory", problem)
 
-    def _judge_task(self, event: ThreadFact) -> None:
+    def _judge_task(self, event: ThreadFact, task_id: str) -> None:
         """Find an event of a task that was never submitted."""
-        partition = partition_of(event.task_id, self._view.settings.topics.partitions)
-        task = self._view.loop.tasks.get((partition, event.task_id))
+        partition = partition_of(task_id, self._view.settings.topics.partitions)
+        task = self._view.loop.tasks.get((partition, task_id))
         if (task is None or not task.tasks) and not self._view.is_cut("tasks", partition):
-            self._find(event, "phantom", f"it is what task {event.task_id} said, which is not in tasks")
+            self._find(event, "phantom", f"it is of task {task_id}, which is not in tasks")
 
     def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
         """Find second events of an id. Those with ids derived from their run may differ, except in how it ended."""
@@ -282,7 +282,7 @@ class _ThreadCheck:
             self._find(event, "contradictory", "its answer is not that of the agent that it was handed to")
         if not event.turn_id:
             return
-        answered = self._turn_of(event, event.run_id)
+        answered = self._turn_of(event, event.run_id, "" if request is None else request.run.request.answered_task)
         if answered is None:
             return
         if answered.of_thread is None or answered.is_of_memory:
@@ -290,9 +290,11 @@ class _ThreadCheck:
         else:
             self._judge_turn(event, answered, answered.of_thread, request)
 
-    def _turn_of(self, event: ThreadFact, trajectory_id: str) -> RunTurn | None:
-        """Return the turn that an event names; None, with a finding, if it is not in its trajectory."""
-        partition = partition_of(trajectory_id, self._view.settings.topics.partitions)
+    def _turn_of(self, event: ThreadFact, trajectory_id: str, task_id: str = "") -> RunTurn | None:
+        """Return the turn that an event names; None, with a finding, if it is not in its trajectory. With a `task_id`,
+        which is then the key of its turns, it is the task's run.
+        """
+        partition = partition_of(task_id or trajectory_id, self._view.settings.topics.partitions)
         turns = self._turns.get((partition, trajectory_id), ())
         turn = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
         if turn is None and not self._view.is_cut("turns", partition):

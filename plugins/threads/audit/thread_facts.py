@@ -16,6 +16,7 @@ from plugins.threads.audit.call_steps import StepFact, step_fact
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
 from schemas.events import (
+    ANSWERED_TASK,
     PROGRAM_RUN,
     RUN_TASK,
     AccessEvent,
@@ -104,6 +105,8 @@ class ThreadFact(NamedTuple):
     """Of a run: what it says of calls."""
     run_task: str
     """run_requested: the task that its agent's program works on; empty: the model answers."""
+    answered_task: str
+    """run_requested: the task whose run it is; empty: it is of none."""
     program_run: str
     """run_ended: the trajectory of the program that answered; empty: none did."""
     text: int
@@ -236,6 +239,7 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         messages=tuple(_message_facts(event.messages)),
         step=step_fact(event),
         run_task=event.metadata.get(RUN_TASK, ""),
+        answered_task=event.metadata.get(ANSWERED_TASK, ""),
         program_run=event.metadata.get(PROGRAM_RUN, ""),
         text=digest(event.messages[0].content) if event.kind == "run_ended" and event.messages else 0,
         task_id=task_id or "",

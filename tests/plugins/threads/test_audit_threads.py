@@ -548,7 +548,7 @@ def test_what_a_task_said_is_in_the_thread_once_and_the_task_is_in_the_log() -> 
     report = recounted(*events(), *said, settled=False)
     assert named(report) == ""
     assert report.counts["thread events without effect"] == 1
-    missing = ("phantom", "it is what task t said, which is not in tasks")
+    missing = ("phantom", "it is of task t, which is not in tasks")
     assert wrong([*events(), said_by_task("t")]) == [missing]
     forged = said_by_task("t", event_id="forged")
     assert ("contradictory", "its id is not that of its thread and of what it is about") in wrong([*events(), forged])

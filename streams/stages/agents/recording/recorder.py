@@ -237,6 +237,11 @@ class ServedRuns:
                 return await recorder.runs.end(agent_id, trajectory_id, end)
         raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
 
+    def task_of(self, trajectory_id: str) -> str | None:
+        """Return the task of a run that was begun; None if there is no such run."""
+        runs = (conversations.by_id.get(trajectory_id) for conversations in self._conversations)
+        return next((run.task_id for run in runs if run is not None and run.began is not None), None)
+
     def has_ended(self, trajectory_id: str) -> bool:
         """Return whether the end of a run is in the log, and its response."""
         return any(conversations.has_ended(trajectory_id) for conversations in self._conversations)
