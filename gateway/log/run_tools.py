@@ -9,11 +9,11 @@ A run that is denied a tool continues: its model reads the reason as the tool's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.http.authentication import Authentication
-from schemas.events import AccessRole
+from schemas.events import AccessRole, RunCall
 from streams.access.roles import Principal, decide
 from streams.access.tenants.tenant_names import tenant_in, without_tenant
 
@@ -32,6 +32,8 @@ class CallableTool(NamedTuple):
     """The agent that answers its calls, each by a run of its own; None: it is no agent, and `call` makes them."""
     handoff: bool = False
     """Whether its result is the answer of the run."""
+    keeps_state: bool = False
+    """Whether a call depends on those before it in its run, so that they are made one after the other."""
 
 
 class ToolReply(NamedTuple):
@@ -41,6 +43,15 @@ class ToolReply(NamedTuple):
     """What the model reads."""
     error: str | None = None
     """Why there is no result, in a word: denied, not_found, untrusted, timeout, failed … INPUT_REQUIRED: it asks."""
+
+
+class CallInRun(NamedTuple):
+    """A call, and what its run called before it."""
+
+    arguments: str
+    """JSON object."""
+    before: Sequence[RunCall] = ()
+    """The calls of tools that were made and gave an answer, in order."""
 
 
 class CallStop:
@@ -92,8 +103,8 @@ class RunTools(Protocol):
     def find(self, reference: str, principal: Principal | None) -> CallableTool | ToolReply:
         """Return a tool that a principal may call now, or why it may not. Raises LogError."""
 
-    def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
-        """Return the result of a call with these arguments, a JSON object. Raises LogError before it was made."""
+    def call(self, reference: str, principal: Principal | None, run: CallInRun, stop: CallStop) -> ToolReply:
+        """Return the result of a call. Raises LogError before it was made."""
 
     def cancel(self, reference: str, principal: Principal | None, task_id: str) -> None:
         """Cancel the task of another server that answers a call. Raises StreamwardError."""

@@ -5,7 +5,7 @@ tasks ──► agents run ──► a process per slot, whose calls `streamward
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -98,18 +98,14 @@ def agents_run(
 ) -> None:
     """Run an agent on the tasks that name it.
 
-    A registered agent needs no program: without --command and --entry-point the server answers its runs, and calls its
-    tools (docs/agents.md). It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md),
-    once per slot of a group. A program answers the agent's threads, too, without --tasks and --until-done
-    (docs/threads.md). Each of its runs has its own folder. It finds the server in OPENAI_BASE_URL and
-    ANTHROPIC_BASE_URL, its task in STREAMWARD_PROMPT, task.json and on stdin.
-
-    With --environments there is no program: the policy's answers are executed in the task's environment, turn by turn,
-    until the episode ends, and it reads what that shows. AGENT is then `environment` by default.
-
-    `streamward serve` must run: it answers and records the calls. If it requires keys, serve.key is sent, which
-    programs find in OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends this
-    command once its runs have ended. Several processes may run one agent: each task runs in one.
+    It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md), once per slot of a group.
+    Without a program the server runs the agent as it is registered, with its tools (docs/agents.md). A program answers
+    threads, too, unless --tasks or --until-done is given (docs/threads.md). Its runs have a folder each. It finds the
+    server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, its task in STREAMWARD_PROMPT, task.json and on stdin. With
+    --environments the policy's answers are executed in the task's environment until the episode ends.
+    `streamward serve` must run: it records the calls. If it requires keys, serve.key is sent, which programs find in
+    OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends this command once its runs
+    have ended. Several processes may run one agent: each task runs in one.
     """
     from plugins.agents.runs import agent_program, agent_runner
     from streams import output as show
@@ -121,17 +117,14 @@ def agents_run(
     if fleet:
         call.refuse_one_policy("agents run")
     url = server or call.settings.serve.url
-    with (
-        episode_player().playing(call.settings, url, time_limit)
-        if environments
-        else nullcontext(_program(command, entry_point, time_limit))
-    ) as work:
+    player = episode_player().playing(call.settings, url, time_limit) if environments else None
+    with player or _program(command, entry_point, time_limit) as work:
         _submit(call, file, reading, agent_id)
         call.working = True
         plan = agent_runner.AgentPlan(
             agent_id=agent_id,
             work=work,
-            program=agent_program.program_of(command, entry_point),
+            program=agent_program.program_of(command, entry_point) if work is not None else None,
             server=url,
             key=call.settings.serve.key,
             parallel=parallel or (PROGRAMS_AT_ONCE if command or entry_point else WAITING_AT_ONCE),
@@ -159,11 +152,13 @@ def _agent_name(agent_id: str | None, *, environments: bool, command: str | None
     return agent_id or ENVIRONMENT_AGENT
 
 
-def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], AgentWork] | None:
-    """Return what makes a run of a program from a task; None without a program. Raises SettingsError if it cannot be
-    run."""
+def _program(
+    command: str | None, entry_point: str | None, time_limit_s: float
+) -> AbstractContextManager[Callable[[Task], AgentWork] | None]:
+    """Return, as a block, what makes a run of a program from a task: None without a program. Raises SettingsError if it
+    cannot be run."""
     if command is None and entry_point is None:
-        return None
+        return nullcontext()
     from plugins.agents.runs.agent_process import AgentProcess, run_process
     from plugins.agents.runs.agent_runner import AgentWork
 
@@ -171,7 +166,7 @@ def _program(command: str | None, entry_point: str | None, time_limit_s: float) 
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)
     else:
         process = AgentProcess.from_entry_point(entry_point or "", time_limit_s=time_limit_s)
-    return lambda _: AgentWork(partial(run_process, process))
+    return nullcontext(lambda _: AgentWork(partial(run_process, process)))
 
 
 def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent_id: str) -> None:

@@ -13,7 +13,7 @@ Not covered: a child that continues its agent's earlier thread; each call begins
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -63,13 +63,14 @@ class ChildRuns:
 
     # --- a call -------------------------------------------------------------------------------------------------------
 
-    async def answer(self, call: NextCall) -> None:
-        """Answer a call by a run, and record it; or write that the call waits for that run."""
+    async def answer(self, call: NextCall, before: Awaitable[object]) -> None:
+        """Answer a call by a run, and record it after something else; or write that the call waits for that run."""
         name = call.run.child_id(call.step.call)
         threads = self._threads = await self._runs.open()
         if threads.find(name) is None:
             request = await errors.apart(self._request, call, name)
             if isinstance(request, ToolReply):
+                await before
                 await self._actions.refuse(call.run, call.step, call.reference, request)
                 return
             if not call.step.begun:
@@ -84,9 +85,11 @@ class ChildRuns:
             if exc.kind != "not_found":
                 await asyncio.sleep(AGAIN_S)
                 return
+            await before
             ended, reply = call.about(child_run=name, error="deleted"), ToolReply("its run was deleted", "deleted")
             await self._actions.end(call.run, call.step, ended, reply)
             return
+        await before
         if child.is_open:
             call_id, pauses = call.step.call.id, call.run.steps.pauses
             waits = (PausedCall(call_id=call_id, waits_for="child"),)

@@ -1,4 +1,4 @@
-"""The calls that a run makes: of the registered tools of its agent, one after the other, each recorded.
+"""The calls that a run makes: of the registered tools of its agent, those of one answer at once, each recorded.
 
     answer with calls ──► the client's tool: run_paused, results      a tool that needs consent: run_paused, consent
                      └──► RunTools, with the rights of the run's caller ──► call_begun ──► call_ended: the result
@@ -8,8 +8,10 @@ otherwise it may have been made or not, and the run waits until a person says so
 fails, is a result that the model reads. An agent that is a tool answers by a run of its own (child_runs.py), and one of
 another server by a task, which the next server continues (call_accepted), and which ends with its run.
 
-Not covered: calls of one answer at the same time, and an environment that keeps its state from call to call; a task of
-another server whose run ends while this server is killed.
+The calls of one answer are made at the same time, and their results are recorded in its order. Calls of environments,
+which keep their state from call to call, are made one after the other, and a handoff alone.
+
+Not covered: a task of another server whose run ends while this server is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.http.authentication import Authentication
-from gateway.log.run_tools import CallableTool, CallRights, CallStop, RunTools, ToolReply, rights_of
+from gateway.log.run_tools import CallableTool, CallInRun, CallRights, CallStop, RunTools, ToolReply, rights_of
 from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
@@ -38,8 +40,8 @@ from streams.kafka import times
 
 ACTOR = "serve"
 """The actor of the events that a server writes about runs."""
-CALLS_AT_ONCE = 32
-"""Of all runs of a server."""
+CALLS_AT_ONCE, CALLS_OF_RUN = 32, 8
+"""Of all runs of a server, and of one."""
 MOST_CHARACTERS = 100_000
 """Longest result of a call."""
 ENDS_WITHIN_S = 20.0
@@ -91,6 +93,17 @@ class NextCall(NamedTuple):
         return CallStop(message_id, step.remote_task, step.answer, accept)
 
 
+class RefusedCall(NamedTuple):
+    """A call that is not made, with the reason as its result."""
+
+    step: CallStep
+    reference: str
+    reply: ToolReply
+
+
+NextStep = NextCall | RefusedCall | PausedCall
+
+
 def registered_tools(run: RunState) -> dict[str, str]:
     """Return ID@DIGEST of each tool that the server calls for a run, by the name that the model calls it."""
     references = run.request.metadata.get(TOOL_IDS, "").split()
@@ -105,9 +118,11 @@ class RunActions:
         self,
         places: Callable[[], CallPlaces],
         record: Callable[[ThreadEvent], Coroutine[Any, Any, Appended]],
-        ask: Callable[[NextCall], Awaitable[None]],
+        ask: Callable[[NextCall, Awaitable[object]], Awaitable[None]],
     ) -> None:
-        """`record` returns once an event is in the log and its own fold has it; `ask` lets an agent answer a call."""
+        """`record` returns once an event is in the log and its own fold has it; `ask` lets an agent answer a call, and
+        records what it came to after something else.
+        """
         self._places, self._record, self._ask = places, record, ask
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "calls-tools")
         self._calls: dict[asyncio.Task[None], CallStop] = {}
@@ -116,35 +131,72 @@ class RunActions:
         self._is_stopping = False
 
     async def act(self, run: RunState) -> None:
-        """Make the next call of a run, or write that the run waits."""
-        references, waits = registered_tools(run), []
+        """Make the calls of a run that may be made now; without one, write that the run waits. Raises CallError."""
+        try:
+            steps = await self._next_steps(run)
+        except LogError as exc:
+            log.warning("run %s waits for the registry of tools: %s", run.run_id, exc)
+            await asyncio.sleep(AGAIN_S)
+            return
+        waits = tuple(step for step in steps if isinstance(step, PausedCall))
+        if len(waits) == len(steps):
+            names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
+            await self._record(step_event(run, "run_paused", run.steps.pauses, *names, waits=waits))
+            return
+        limit, tasks = asyncio.Semaphore(CALLS_OF_RUN), list[asyncio.Task[None]]()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in steps:
+                    if not isinstance(step, PausedCall):
+                        before = asyncio.gather(*tasks[-1:], return_exceptions=True)
+                        tasks.append(group.create_task(self._carry_out(run, step, before, limit)))
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from exc
+
+    async def _next_steps(self, run: RunState) -> list[NextStep]:
+        """Return what may be done about the open calls of a run, in their order. Raises LogError."""
+        steps: dict[str, NextStep] = {}
+        keeps_state = False
         for step in run.steps.open_calls:
-            reference = references.get(step.call.name)
-            if reference is None:
-                waits.append(PausedCall(call_id=step.call.id, waits_for="results"))
-                continue
-            if step.allowed is False:
-                await self.refuse(run, step, reference, ToolReply("a person refused this call", "refused"))
-                return
-            try:
-                rights, tool = await self._apart(self._find, run, reference)
-            except LogError as exc:
-                log.warning("run %s waits for the registry of tools: %s", run.run_id, exc)
-                await asyncio.sleep(AGAIN_S)
-                return
-            if isinstance(tool, ToolReply):
-                await self.refuse(run, step, reference, tool)
-                return
-            if step.begun and step.allowed is None and not (tool.idempotent or step.remote_task):
-                waits.append(PausedCall(call_id=step.call.id, waits_for="unfinished"))
-            elif tool.needs_consent and step.allowed is None and not step.begun:
-                waits.append(PausedCall(call_id=step.call.id, waits_for="consent"))
-            else:
-                make = self._make if tool.agent is None else self._ask
-                await make(NextCall(run, step, reference, tool, rights))
-                return
-        names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
-        await self._record(step_event(run, "run_paused", run.steps.pauses, *names, waits=tuple(waits)))
+            if step.call.id in steps:
+                continue  # a second call of this id is made once the first has its result
+            found = await self._next_step(run, step)
+            if isinstance(found, NextCall) and found.tool.keeps_state:
+                if keeps_state:
+                    break  # it depends on the result of the one before
+                keeps_state = True
+            if isinstance(found, NextCall) and found.tool.handoff:
+                is_first = all(isinstance(other, PausedCall) for other in steps.values())
+                steps |= {step.call.id: found} if is_first else {}
+                break  # with its result the run ends
+            steps[step.call.id] = found
+        return [*steps.values()]
+
+    async def _next_step(self, run: RunState, step: CallStep) -> NextStep:
+        reference = registered_tools(run).get(step.call.name)
+        if reference is None:
+            return PausedCall(call_id=step.call.id, waits_for="results")
+        if step.allowed is False:
+            return RefusedCall(step, reference, ToolReply("a person refused this call", "refused"))
+        rights, tool = await self._apart(self._find, run, reference)
+        if isinstance(tool, ToolReply):
+            return RefusedCall(step, reference, tool)
+        if step.begun and step.allowed is None and not (tool.idempotent or step.remote_task):
+            return PausedCall(call_id=step.call.id, waits_for="unfinished")
+        if tool.needs_consent and step.allowed is None and not step.begun:
+            return PausedCall(call_id=step.call.id, waits_for="consent")
+        return NextCall(run, step, reference, tool, rights)
+
+    async def _carry_out(
+        self, run: RunState, step: NextCall | RefusedCall, before: Awaitable[object], limit: asyncio.Semaphore
+    ) -> None:
+        """Make a call, or refuse it; its result is recorded after those `before`."""
+        if isinstance(step, RefusedCall):
+            await before
+            await self.refuse(run, *step)
+            return
+        async with limit:
+            await (self._make if step.tool.agent is None else self._ask)(step, before)
 
     async def close(self) -> None:
         """Wait for the calls in progress, so that their results are recorded; stop those that take too long."""
@@ -196,7 +248,7 @@ class RunActions:
             return rights, ToolReply(rights.denied, "denied")
         return rights, places.tools.find(reference, rights.principal)
 
-    async def _make(self, call: NextCall) -> None:
+    async def _make(self, call: NextCall, before: Awaitable[object]) -> None:
         """Make a call, and record it. Cancelled, it is stopped, unless the server stops: then it ends."""
         if self._is_stopping:
             raise asyncio.CancelledError  # the next server makes it
@@ -214,7 +266,7 @@ class RunActions:
                 stop.stop()
 
         stop = call.stop(accept)
-        task = loop.create_task(self._finish(call, stop))
+        task = loop.create_task(self._finish(call, stop, before))
         self._calls[task] = stop
         task.add_done_callback(self._calls.pop)
         try:
@@ -224,12 +276,12 @@ class RunActions:
                 await loop.run_in_executor(None, stop.stop)
             raise
 
-    async def _finish(self, call: NextCall, stop: CallStop) -> None:
+    async def _finish(self, call: NextCall, stop: CallStop, before: Awaitable[object]) -> None:
         tools, started = self._places().tools, time.monotonic()
         assert tools is not None  # noqa: S101 - the tool was found there
-        arguments = call.step.call.arguments
+        in_run = CallInRun(call.step.call.arguments, call.run.steps.made)
         try:
-            reply = await self._apart(tools.call, call.reference, call.rights.principal, arguments, stop)
+            reply = await self._apart(tools.call, call.reference, call.rights.principal, in_run, stop)
         except LogError as exc:
             reply = ToolReply(f"the registry of tools cannot be read: {exc}", "unavailable")
         except Exception:  # whatever a tool does, its run continues
@@ -238,11 +290,13 @@ class RunActions:
         if stop.is_stopped:
             return  # its run has ended
         if reply.error == INPUT_REQUIRED:
+            await before
             call_id, pauses = call.step.call.id, call.run.steps.pauses
             waits = (PausedCall(call_id=call_id, waits_for="remote", question=reply.text),)
             await self._record(step_event(call.run, "run_paused", pauses, f"{call_id} remote", waits=waits))
             return
         duration_ms = round((time.monotonic() - started) * 1000)
+        await before
         ended = call.about(duration_ms=duration_ms, remote_task=stop.task_id)
         await self.end(call.run, call.step, ended, reply)
 

@@ -46,7 +46,7 @@ class BegunRuns(Protocol):
 
 
 class ActBody(Body):
-    """What is wanted of a run."""
+    """Whether a run is to work on."""
 
     cancel: bool = Field(False, description="end it: its answer is not wanted any more")
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from schemas.events import CallWait, Message, RunCall, ThreadEvent, ToolCall, derive_id
 
+UNUSABLE = "failed"
+"""The error of a call that its tool answered, but could not use."""
 STEPS = ("run_answered", "call_begun", "call_accepted", "call_ended", "run_paused", "run_resumed")
 """Kinds of events between the request for a run and its end."""
 
@@ -67,6 +69,8 @@ class RunSteps:
     """Of the newest answer."""
     failed_tools: tuple[str, ...] = ()
     """Ids of the calls of all answers that failed."""
+    made: tuple[RunCall, ...] = ()
+    """The calls of all answers that were made and gave an answer, if only that the tool could not use them."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     resumptions: tuple[str, ...] = ()
@@ -204,7 +208,10 @@ def _with_call(steps: RunSteps, event: ThreadEvent, *, begun: int = 0, ended: bo
     handoff = steps.handoff
     if about is not None and about.handoff and ended and not failed and handoff is None:
         handoff = HandedAnswer(about.call_id, event.messages[0].content)
-    return replace(steps, calls=tuple(calls), failed_tools=(*steps.failed_tools, *failed), handoff=handoff)
+    has_answer = about is not None and ended and about.duration_ms is not None and about.error in (None, UNUSABLE)
+    made = (*steps.made, about) if about is not None and has_answer and about.child_run is None else steps.made
+    failed_tools = (*steps.failed_tools, *failed)
+    return replace(steps, calls=tuple(calls), failed_tools=failed_tools, made=made, handoff=handoff)
 
 
 def _resume(steps: RunSteps, event: ThreadEvent) -> RunSteps:

@@ -3,6 +3,9 @@
     endpoint ──► EpisodeStart ──► EnvironmentPool ──► reset ──► Offer: tools, digest
     call ─────► reset: is it described as accepted? ──► step ──► ToolOutput          otherwise: seen, and refused
 
+An environment keeps its state within a run. The same actions lead to the same state, so the run's earlier calls are
+repeated before each, also by the next server after kill -9.
+
 A call checks the current description: if it equals the accepted one again, the entry is trusted again.
 
 A tool is an environment of one call, so it runs like one: in a process, with limits of time and memory, and no network
@@ -14,7 +17,7 @@ deployment did not list, private ones included.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from plugins.environments.environment_pool import EnvironmentPool, SandboxedEnvironment, check_listed, credential_of
@@ -67,8 +70,10 @@ class ToolCaller:
         arguments: Mapping[str, Any],
         log: ToolLog,
         task: RemoteTask | None = None,
+        before: Iterable[tuple[Tool, str]] = (),
     ) -> ToolOutput:
-        """Return the answer of a tool. `task`: of a run, which can end the call from another thread.
+        """Return the answer of a tool. `task`: of a run, which can end the call from another thread. An environment is
+        first brought to where the calls `before` left it.
 
         Raises RefusedError if it is described otherwise than accepted, which the log has then; EventError, LogError.
         """
@@ -92,14 +97,15 @@ class ToolCaller:
             decision = RegistryDecision("server", f"seen in a call of {registered.tool_id}")
             entry = log.note(entry.tool_id, offer, decision)
         check_trusted(entry)
-        read = from_json_texts(dict(arguments), _schema(registered.tool))
-        call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(read))
+        read = _read(registered.tool, arguments)
         message = "" if agent is None else message_in(read)
         try:
             if agent is not None:
                 return agent.answer_in_time(message) if task is None else agent.answer(message, task)
             assert environment is not None  # noqa: S101 - one of both is open
-            result = environment.step(Action("", (call,)))
+            for tool, earlier in before:
+                environment.step(_action(tool, _read(tool, json_text.parse(earlier))))
+            result = environment.step(_action(registered.tool, read))
         except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
             return ToolOutput(str(exc), exc.reason)
         text = "\n".join(message.content for message in result.observation.messages)
@@ -168,6 +174,15 @@ def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
         settings |= {"name": tool.name, "description": tool.description, "parameters": _schema(tool)}
     name = f"function:{order.endpoint}" if kind == "function" else order.endpoint
     return EpisodeStart(name=name, settings=json.dumps(settings), seed=0)
+
+
+def _read(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call, as its schema has them."""
+    return from_json_texts(dict(arguments), _schema(tool))
+
+
+def _action(tool: Tool, read: Mapping[str, Any]) -> Action:
+    return Action("", (ToolCall(id="1", name=tool.name, arguments=json.dumps(read)),))
 
 
 def _schema(tool: Tool) -> Any:

@@ -5,14 +5,15 @@ ID@DIGEST, principal ──► entry of its tenant, accepted with this digest �
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from gateway.log.run_tools import CallableTool, CallStop, ToolReply
+from gateway.log.run_tools import CallableTool, CallInRun, CallStop, ToolReply
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.tools.registry.tool_caller import AGENT, ToolCaller
 from plugins.tools.registry.tool_log import ToolLog
-from plugins.tools.registry.tool_state import RegisteredTool, find
+from plugins.tools.registry.tool_state import RegisteredTool, ToolState, find
 from schemas import json_text
+from schemas.events import RunCall, Tool
 from streams.access.credentials import mask
 from streams.access.roles import Principal
 from streams.access.tenants.tenant_names import own_of
@@ -33,16 +34,19 @@ class ToolsOfRuns:
         added, accepted = tool.entry.added, tool.entry.accepted
         assert added is not None and accepted is not None  # noqa: S101 - an entry with tools has both
         agent = tool.entry.endpoint.removeprefix(AGENT) if tool.entry.kind == "agent" else None
-        idempotent = added.idempotent or agent is not None
-        return CallableTool(tool.tool_id, accepted.digest, idempotent, added.needs_consent, agent, added.handoff)
+        is_idempotent, keeps_state = added.idempotent or agent is not None, added.environment is not None
+        return CallableTool(
+            tool.tool_id, accepted.digest, is_idempotent, added.needs_consent, agent, added.handoff, keeps_state
+        )
 
-    def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
+    def call(self, reference: str, principal: Principal | None, run: CallInRun, stop: CallStop) -> ToolReply:
         """Return the result of a call. Raises LogError before it was made."""
         tool = self._tool(reference, principal)
         if isinstance(tool, ToolReply):
             return tool
         try:
-            output = self._caller.call(tool, json_text.parse(arguments), self._log(), stop)
+            before = _of_environment(tool.entry, run.before)
+            output = self._caller.call(tool, json_text.parse(run.arguments), self._log(), stop, before)
         except RefusedError as exc:
             return ToolReply(mask(str(exc)), "untrusted")
         except EpisodeError as exc:
@@ -71,3 +75,9 @@ class ToolsOfRuns:
             problem = f"{tool_id} was accepted with another description than its agent has; register the agent again"
             return ToolReply(problem, "untrusted")
         return tool
+
+
+def _of_environment(entry: ToolState, calls: Iterable[RunCall]) -> list[tuple[Tool, str]]:
+    """Return the tools and arguments of a run's calls that an environment has answered; of another entry, none."""
+    names = entry.names if entry.environment is not None else {}
+    return [(names[call.tool_id], call.arguments) for call in calls if call.tool_id in names]

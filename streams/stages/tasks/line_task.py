@@ -27,7 +27,7 @@ class AgentOfTask(Protocol):
 
     @property
     def reward_sources(self) -> tuple[RewardSource, ...]:
-        """What scores them."""
+        """Their scorers."""
 
     @property
     def prompt(self) -> str | None:

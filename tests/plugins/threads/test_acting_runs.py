@@ -15,7 +15,7 @@ from gateway.log.run_tools import CallStop
 from schemas.events import ThreadEvent, TrajectoryEvent, Turn
 from streams.kafka import admin
 from tests.plugins.threads.thread_server import Client
-from tests.plugins.threads.tool_server import ToolServer, register_all, tool_call, with_tools
+from tests.plugins.threads.tool_server import ToolServer, added, register_all, tool_call, with_tools
 from tests.support.agent_server import ServeProcess, audited
 from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
@@ -175,6 +175,25 @@ def test_a_cancelled_run_stops_the_call_in_progress(server: ToolServer, client: 
     assert roles(client.run(thread, "weather in Ulm?", agent_id="host"))[-1] == WEATHER[-1]
     assert "ended A" not in server.made()
     assert steps(server.events(run))[-1] == "run_cancelled"
+
+
+def test_calls_of_one_answer_are_made_at_the_same_time_and_their_results_are_in_its_order(
+    server: ToolServer, client: Client
+) -> None:
+    run = client.run(client.thread(), "both", agent_id="host")
+    assert [said for _, said in roles(run)][2:] == ["A was after B", "waited B", "B was last."]
+    results = [event.call for event in server.events(run["run"]["run_id"]) if event.kind == "call_ended"]
+    assert [(call.tool_id, call.error) for call in results if call is not None] == [("after", None), ("wait", None)]
+
+
+def test_an_environment_keeps_its_state_from_call_to_call_of_a_run_and_begins_anew_in_the_next(client: Client) -> None:
+    board = {"environment": "tictactoe", "seed": 3, "settings": {"tools": True}, "name": "board"}
+    tried = client.ask("POST", "/rl/environments", board)
+    assert tried.status_code == 200, tried.text
+    added(client.ask("POST", "/rl/agents", {"agent_id": "player", "model_id": "sums", "tool_ids": ["board.mark"]}))
+    for thread in (client.thread(), client.thread()):
+        first, second = [said for role, said in roles(client.run(thread, "play", agent_id="player")) if role == "tool"]
+        assert (first.splitlines()[1], second) == ("4 X 6", "error: free are 2 3 4 6 7 8 9")
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------

@@ -50,6 +50,16 @@ def again(name: str) -> str:
     """Take a while, and do no harm twice."""
     return wait(name)
 
+def after(name: str, other: str) -> str:
+    """Take until another call has ended, or a minute."""
+    _note(f"begun {name}")
+    limit = time.monotonic() + 60
+    while f"ended {other}\\n" not in open(os.environ["CALLS"]).read():
+        if time.monotonic() > limit:
+            return f"{other} has not ended"
+        time.sleep(0.05)
+    return f"{name} was after {other}"
+
 def broken() -> str:
     """Fail."""
     raise RuntimeError("no")
@@ -71,6 +81,11 @@ SCRIPT: dict[str, Any] = {
         {"when": "tool: waited A", "reply": "A is done."},
         {"when": "again for A", "reply": tool_call("again", name="A")},
         {"when": "tool: it was done", "reply": "So it was."},
+        {"when": "both", "reply": tool_call("after", name="A", other="B") + tool_call("wait", name="B")},
+        {"when": "tool: waited B", "reply": "B was last."},
+        {"when": "play", "reply": tool_call("mark", square="5")},
+        {"when": "tool: O 2 3", "reply": tool_call("mark", square="5")},
+        {"when": "tool: error: free are", "reply": "It is taken."},
         {"when": "for ever", "reply": tool_call("weather", city="Bonn")},
         {"when": "break it", "reply": tool_call("broken")},
         {"when": "RuntimeError", "reply": "It is broken."},
@@ -86,6 +101,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "book": {"needs_consent": True},
     "wait": {},
     "again": {"idempotent": True},
+    "after": {},
     "broken": {},
 }
 
