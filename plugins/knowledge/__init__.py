@@ -9,5 +9,6 @@ PLUGIN = Plugin(
     name="knowledge",
     topics="plugins.knowledge.topics:TOPICS",
     settings="plugins.knowledge.knowledge_settings:Knowledge",
+    rooms="plugins.knowledge.rooms:ROOMS",
     recounts="plugins.knowledge.recount_documents:RECOUNTS",
 )

@@ -1,0 +1,5 @@
+"""Knowledge over HTTP."""
+
+from plugins.knowledge.rooms.embeddings import Embeddings
+
+ROOMS = (Embeddings,)
