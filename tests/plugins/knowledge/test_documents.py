@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plugins.knowledge.document_log import DOCUMENTS, DocumentAuthor, DocumentDraft, DocumentLog, DocumentState
+from plugins.knowledge.log.document_log import DOCUMENTS, DocumentAuthor, DocumentDraft, DocumentLog, DocumentState
 from schemas.events import DocumentEvent, derive_id, text_digest
 from streams.errors import EventError, NotFoundError
 from streams.settings.model import Settings

@@ -1,0 +1,122 @@
+"""How soon 10,000 documents of the topic are indexed, how long a search takes, and how often it finds what was meant.
+
+    WordNet's nouns, a document per gloss ──► documents ──► index: seconds until it is whole, and with kept vectors
+    a noun ──► its gloss among the first ten: by words, by vectors, by both with the weight chosen on the other half
+    five words of a gloss ──► that gloss among the first ten
+
+    STREAMWARD_BENCH_WORDNET=FOLDER/usr/share/wordnet python -m tests.benchmarks knowledge
+
+The folder is that of Debian's package: `apt-get download wordnet-base` and `dpkg-deb -x wordnet-base_*.deb FOLDER`.
+
+Not covered: the table of static vectors, which is made once per machine before the clock starts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from plugins.knowledge.embedders import embedder
+from plugins.knowledge.index.corpus import SearchMode, SearchQuery
+from plugins.knowledge.index.knowledge_index import KnowledgeIndex
+from plugins.knowledge.index.word_index import words_of
+from plugins.knowledge.log.document_log import DocumentAuthor, DocumentDraft, DocumentLog
+from plugins.knowledge.log.knowledge_settings import Knowledge
+from streams.settings.model import Settings
+from tests.benchmarks.loop import node
+from tests.benchmarks.side_by_side import line, say
+
+WORDNET = Path(os.environ.get("STREAMWARD_BENCH_WORDNET", "/usr/share/wordnet"))
+DOCUMENTS, QUERIES, AT_ONCE = 10_000, 2_000, 1_000
+INDEXED_S, QUERY_MS, RECALL, KNOWN_ITEM = 10.0, 5.0, 0.46, 0.99
+WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+
+class Question(NamedTuple):
+    """What is searched for, and the document that was meant."""
+
+    text: str
+    document_id: str
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield the lines; none without WordNet."""
+    if not (WORDNET / "data.noun").exists():
+        say(f"knowledge: there is no {WORDNET / 'data.noun'}; set STREAMWARD_BENCH_WORDNET")
+        return
+    nouns = read_nouns(WORDNET / "data.noun")
+    embedder("static")
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder, node() as bare:
+        settings = bare.model_copy(update={"knowledge": Knowledge(folder=Path(folder))})
+        drafts = [DocumentDraft(f"wordnet/{number}", gloss, "text/plain") for number, (_, gloss) in enumerate(nouns)]
+        with DocumentLog(settings) as log:
+            for start in range(0, len(drafts), AT_ONCE):
+                log.put(drafts[start : start + AT_ONCE], DocumentAuthor("bench", "measured"))
+        for case in ("documents indexed from the topic", "the same, of kept vectors"):
+            yield _indexed(settings, case)
+        with KnowledgeIndex(settings) as documents:
+            documents.whole(600)
+            yield from _found(documents, nouns)
+
+
+def read_nouns(file: Path) -> list[tuple[str, str]]:
+    """Return a noun and its gloss for each of so many synsets, drawn by lot."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("  ")]
+    drawn = random.Random(0).sample(lines, DOCUMENTS)
+    parts = [line.partition("|") for line in drawn]
+    return [(fields.split()[4].replace("_", " "), gloss.strip()) for fields, _, gloss in parts]
+
+
+def _indexed(settings: Settings, case: str) -> dict[str, Any]:
+    began, of_cpu = time.perf_counter(), time.process_time()
+    with KnowledgeIndex(settings) as documents:
+        documents.whole(600)
+        taken, of_cpu = time.perf_counter() - began, time.process_time() - of_cpu
+    return _line(f"{DOCUMENTS} {case}", taken, INDEXED_S, "s", is_most=True, cpu_s=round(of_cpu, 2))
+
+
+def _found(documents: KnowledgeIndex, nouns: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    draw = random.Random(1)
+    numbers = draw.sample(range(len(nouns)), QUERIES)
+    meant = [Question(nouns[number][0], f"wordnet/{number}") for number in numbers]
+    dev, held = meant[: QUERIES // 2], meant[QUERIES // 2 :]
+    taken, of_cpu = list[float](), time.process_time()
+    for question in held[:500]:
+        began = time.perf_counter()
+        _search(documents, question.text, "hybrid", 0.5)
+        taken.append((time.perf_counter() - began) * 1000)
+    of_cpu = (time.process_time() - of_cpu) / len(taken) * 1000
+    yield _line("hybrid query, median", median(taken), QUERY_MS, "ms", is_most=True, cpu_ms=round(of_cpu, 2))
+    words, vectors = _recall(documents, held, "words", 0.0), _recall(documents, held, "vectors", 1.0)
+    weight = max(WEIGHTS, key=lambda weight: _recall(documents, dev, "hybrid", weight))
+    yield _line("noun finds its gloss in ten, words", words, RECALL, "share")
+    yield _line("noun finds its gloss in ten, vectors", vectors, RECALL, "share")
+    both = _recall(documents, held, "hybrid", weight)
+    yield _line("noun finds its gloss in ten, hybrid", both, max(RECALL, words, vectors), "share", weight=weight)
+    known = [
+        Question(" ".join(draw.sample(terms, 5)), f"wordnet/{number}")
+        for number in numbers
+        if len(terms := sorted({*words_of(nouns[number][1])})) >= 5
+    ][:1000]
+    yield _line("five words find their gloss in ten, words", _recall(documents, known, "words", 0), KNOWN_ITEM, "share")
+
+
+def _recall(documents: KnowledgeIndex, questions: Sequence[Question], mode: SearchMode, weight: float) -> float:
+    found = sum(one.document_id in _search(documents, one.text, mode, weight) for one in questions)
+    return found / len(questions)
+
+
+def _search(documents: KnowledgeIndex, text: str, mode: SearchMode, weight: float) -> list[str]:
+    hits = documents.search("wordnet", SearchQuery(text, None, 10, weight, None, mode), 600).hits
+    return [hit.row.document.document_id for hit in hits]
+
+
+def _line(case: str, ours: float, limit: float, unit: str, *, is_most: bool = False, **more: Any) -> dict[str, Any]:
+    ratio = limit / ours if is_most else ours / limit
+    return line("knowledge", case, ours=ours, peer=limit, unit=unit, ratio=ratio, peer_is="the aim", target=1.0, **more)
