@@ -15,6 +15,25 @@ class AcceptBody(TypedDict):
     reason: NotRequired[str]
 
 
+class ActAnswer(TypedDict):
+    """
+    What a run has come to.
+    """
+
+    ending: str | None
+    error: str | None
+    answer: str | None
+    waits_for: list[str]
+
+
+class ActBody(TypedDict):
+    """
+    Whether a run is to work on.
+    """
+
+    cancel: NotRequired[bool]
+
+
 class ActivateBody(TypedDict):
     """
     An alias that is to mean a version.
@@ -217,6 +236,43 @@ class DeletedFile(TypedDict):
     deleted: Literal[True]
 
 
+class DocumentBody(TypedDict):
+    """
+    A document to add, or to put in the place of the one of its name.
+    """
+
+    document_id: str
+    text: NotRequired[str | None]
+    data: NotRequired[str | None]
+    media_type: NotRequired[str]
+    source: NotRequired[str | None]
+    metadata: NotRequired[dict[str, str]]
+
+
+class DocumentRow(TypedDict):
+    """
+    A document without its text.
+    """
+
+    document_id: str
+    media_type: str | None
+    source: str | None
+    characters: int
+    metadata: dict[str, str]
+    actor: str
+    changed_at: str
+
+
+class DocumentRows(TypedDict):
+    """
+    Documents by their names.
+    """
+
+    object: Literal["list"]
+    data: list[DocumentRow]
+    has_more: bool
+
+
 class DpoHyperparameters(TypedDict):
     """
     How a version is tuned by preferences.
@@ -235,9 +291,39 @@ class DpoMethod(TypedDict):
     hyperparameters: NotRequired[DpoHyperparameters | None]
 
 
+class EmbeddingAnswer(TypedDict):
+    """
+    The vector of a text.
+    """
+
+    object: NotRequired[Literal["embedding"]]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsBody(TypedDict):
+    """
+    Texts to embed.
+    """
+
+    model: str
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: NotRequired[Literal["float", "base64"] | None]
+    dimensions: NotRequired[int | None]
+
+
+class EmbeddingsUsage(TypedDict):
+    """
+    The tokens of a request.
+    """
+
+    prompt_tokens: int
+    total_tokens: int
+
+
 class EntryBody(TypedDict):
     """
-    An entry to add: a function, a URL, an MCP server or an environment.
+    An entry to add: a function, a URL, an MCP server, an environment or an agent.
     """
 
     tool_id: str
@@ -251,6 +337,7 @@ class EntryBody(TypedDict):
     max_turns: NotRequired[int | None]
     idempotent: NotRequired[bool]
     needs_consent: NotRequired[bool]
+    handoff: NotRequired[bool]
     reason: NotRequired[str]
 
 
@@ -363,6 +450,23 @@ class FineTuningEventData(TypedDict):
     kind: Literal["created", "started", "iteration", "evaluated", "paused", "resumed", "budget_warned", "budget_exceeded", "completed", "failed", "cancelled", "month_closed"]
     step: int | None
     actor: str
+
+
+class FoundChunk(TypedDict):
+    """
+    A chunk of a document.
+    """
+
+    document_id: str
+    chunk: int
+    start: int
+    end: int
+    text: str
+    score: float
+    word_rank: int | None
+    vector_rank: int | None
+    source: str | None
+    metadata: dict[str, str]
 
 
 class FunctionCallItem(TypedDict):
@@ -532,6 +636,33 @@ class HealthAnswer(TypedDict):
     """
 
     status: Literal["ok"]
+
+
+class IndexBody(TypedDict):
+    """
+    Documents to index.
+    """
+
+    documents: list[DocumentBody]
+    reason: NotRequired[str]
+
+
+class IndexedDocument(TypedDict):
+    """
+    What became of a document.
+    """
+
+    document_id: str
+    outcome: Literal["added", "replaced", "removed"] | Literal["unchanged"]
+
+
+class IndexedDocuments(TypedDict):
+    """
+    What became of documents; those that are in the log are found within a second, once their index is whole.
+    """
+
+    object: Literal["list"]
+    data: list[IndexedDocument]
 
 
 class InputDetails(TypedDict):
@@ -1064,6 +1195,25 @@ class RememberRule(TypedDict):
     namespace: NotRequired[list[str] | None]
 
 
+class RemoveBody(TypedDict):
+    """
+    The document to remove.
+    """
+
+    document_id: str
+    reason: NotRequired[str]
+
+
+class RemovedDocument(TypedDict):
+    """
+    A document that is gone.
+    """
+
+    object: Literal["document"]
+    document_id: str
+    deleted: bool
+
+
 class RemovedEntry(TypedDict):
     """
     An entry that is gone.
@@ -1072,6 +1222,28 @@ class RemovedEntry(TypedDict):
     object: Literal["tool"]
     tool_id: str
     deleted: bool
+
+
+class RerankBody(TypedDict):
+    """
+    Texts to order by how well they answer a query.
+    """
+
+    query: str
+    documents: list[str]
+    method: NotRequired[Literal["fusion", "mmr", "judge"]]
+    diversity: NotRequired[float]
+    limit: NotRequired[int | None]
+
+
+class RerankedText(TypedDict):
+    """
+    A text in its new place.
+    """
+
+    index: int
+    score: float
+    text: str
 
 
 class ResponseText(TypedDict):
@@ -1314,6 +1486,32 @@ class ScoreBody(TypedDict):
     answer: NotRequired[str | int | float | list[str | int | float] | None]
     verifier: NotRequired[dict[str, Any] | None]
     prompt: NotRequired[str | None]
+
+
+class SearchAnswer(TypedDict):
+    """
+    Chunks, best first.
+    """
+
+    object: Literal["list"]
+    data: list[FoundChunk]
+    index: str
+    digest: str
+    embedder: str
+
+
+class SearchBody(TypedDict):
+    """
+    A search.
+    """
+
+    query: str
+    index: NotRequired[str | None]
+    limit: NotRequired[int]
+    mode: NotRequired[Literal["hybrid", "words", "vectors"]]
+    weight: NotRequired[float | None]
+    filter: NotRequired[dict[str, str | list[str]]]
+    wait_s: NotRequired[float]
 
 
 class SelfPlayBody(TypedDict):
@@ -1669,11 +1867,12 @@ class ToolRow(TypedDict):
     name: str
     description: str
     parameters: dict[str, Any]
-    kind: Literal["function", "http", "mcp", "environment", "agent", "own"]
+    kind: Literal["function", "http", "mcp", "environment", "agent", "a2a", "own"]
     endpoint: str
     auth_required: bool
     idempotent: bool
     needs_consent: bool
+    handoff: bool
     trusted: bool
     digest: str
     newest_digest: str
@@ -1831,6 +2030,23 @@ class VersionEarnings(TypedDict):
     low: float
     high: float
     tokens: float
+
+
+class WholeDocument(TypedDict):
+    """
+    A document with its text.
+    """
+
+    document_id: str
+    media_type: str | None
+    source: str | None
+    characters: int
+    metadata: dict[str, str]
+    actor: str
+    changed_at: str
+    object: Literal["document"]
+    reason: str
+    text: str
 
 
 class WithdrawBody(TypedDict):
@@ -2055,6 +2271,17 @@ class DatasetListAnswer(TypedDict):
 
     object: Literal["list"]
     data: list[DatasetAnswer]
+
+
+class EmbeddingsAnswer(TypedDict):
+    """
+    The vectors of texts, in their order.
+    """
+
+    object: NotRequired[Literal["list"]]
+    data: list[EmbeddingAnswer]
+    model: str
+    usage: EmbeddingsUsage
 
 
 class EndBody(TypedDict):
@@ -2375,6 +2602,17 @@ class RegisteredAgent(TypedDict):
     reward_sources: list[OrderedSource]
     prompt: NotRequired[str | None]
     created_at: str
+
+
+class RerankAnswer(TypedDict):
+    """
+    Texts, best first.
+    """
+
+    object: Literal["list"]
+    data: list[RerankedText]
+    method: Literal["fusion", "mmr", "judge"]
+    model: str
 
 
 class ResponsesBody(TypedDict):

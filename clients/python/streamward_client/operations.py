@@ -205,6 +205,11 @@ class Operations(Sender):
         answer: models.JwksAnswer = self.send("GET", "/.well-known/jwks.json")
         return answer
 
+    def act_run(self, agent_id: str, trajectory_id: str, body: models.ActBody) -> models.ActAnswer:
+        """Let the server answer the run of a registered agent on a task, with the agent's tools."""
+        answer: models.ActAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/act", json=body)
+        return answer
+
     def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
         """Create a version of a prompt. A text that a version has already is that version."""
         answer: models.TemplateAnswer = self.send("POST", "/prompts/templates", json=body)
@@ -372,6 +377,41 @@ class Operations(Sender):
     def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
         """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
         answer: models.CleanedRowsAnswer = self.send("POST", "/data/synthetic/generate", json=body)
+        return answer
+
+    def index_documents(self, body: models.IndexBody) -> models.IndexedDocuments:
+        """Add documents, or replace those of their names. The same again changes nothing."""
+        answer: models.IndexedDocuments = self.send("POST", "/rag/index", json=body)
+        return answer
+
+    def list_documents(self, *, index: str | None = None, after: str | None = None, limit: int | None = None) -> models.DocumentRows:
+        """List documents by their names."""
+        answer: models.DocumentRows = self.send("GET", "/rag/documents", params={"index": index, "after": after, "limit": limit})
+        return answer
+
+    def show_document(self, *, document_id: str | None = None) -> models.WholeDocument:
+        """Show a document with its text."""
+        answer: models.WholeDocument = self.send("GET", "/rag/document", params={"document_id": document_id})
+        return answer
+
+    def remove_document(self, body: models.RemoveBody) -> models.RemovedDocument:
+        """Remove a document; no search finds it from then on."""
+        answer: models.RemovedDocument = self.send("POST", "/rag/documents/remove", json=body)
+        return answer
+
+    def search_documents(self, body: models.SearchBody) -> models.SearchAnswer:
+        """Find the chunks of documents that say most about a query."""
+        answer: models.SearchAnswer = self.send("POST", "/rag/query", json=body)
+        return answer
+
+    def rerank_texts(self, body: models.RerankBody) -> models.RerankAnswer:
+        """Order texts by how well they answer a query."""
+        answer: models.RerankAnswer = self.send("POST", "/rag/rerank", json=body)
+        return answer
+
+    def create_embeddings(self, body: models.EmbeddingsBody) -> models.EmbeddingsAnswer:
+        """Make vectors of texts."""
+        answer: models.EmbeddingsAnswer = self.send("POST", "/v1/embeddings", json=body)
         return answer
 
 
@@ -572,6 +612,11 @@ class AsyncOperations(AsyncSender):
         answer: models.JwksAnswer = await self.send("GET", "/.well-known/jwks.json")
         return answer
 
+    async def act_run(self, agent_id: str, trajectory_id: str, body: models.ActBody) -> models.ActAnswer:
+        """Let the server answer the run of a registered agent on a task, with the agent's tools."""
+        answer: models.ActAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/act", json=body)
+        return answer
+
     async def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
         """Create a version of a prompt. A text that a version has already is that version."""
         answer: models.TemplateAnswer = await self.send("POST", "/prompts/templates", json=body)
@@ -739,4 +784,39 @@ class AsyncOperations(AsyncSender):
     async def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
         """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
         answer: models.CleanedRowsAnswer = await self.send("POST", "/data/synthetic/generate", json=body)
+        return answer
+
+    async def index_documents(self, body: models.IndexBody) -> models.IndexedDocuments:
+        """Add documents, or replace those of their names. The same again changes nothing."""
+        answer: models.IndexedDocuments = await self.send("POST", "/rag/index", json=body)
+        return answer
+
+    async def list_documents(self, *, index: str | None = None, after: str | None = None, limit: int | None = None) -> models.DocumentRows:
+        """List documents by their names."""
+        answer: models.DocumentRows = await self.send("GET", "/rag/documents", params={"index": index, "after": after, "limit": limit})
+        return answer
+
+    async def show_document(self, *, document_id: str | None = None) -> models.WholeDocument:
+        """Show a document with its text."""
+        answer: models.WholeDocument = await self.send("GET", "/rag/document", params={"document_id": document_id})
+        return answer
+
+    async def remove_document(self, body: models.RemoveBody) -> models.RemovedDocument:
+        """Remove a document; no search finds it from then on."""
+        answer: models.RemovedDocument = await self.send("POST", "/rag/documents/remove", json=body)
+        return answer
+
+    async def search_documents(self, body: models.SearchBody) -> models.SearchAnswer:
+        """Find the chunks of documents that say most about a query."""
+        answer: models.SearchAnswer = await self.send("POST", "/rag/query", json=body)
+        return answer
+
+    async def rerank_texts(self, body: models.RerankBody) -> models.RerankAnswer:
+        """Order texts by how well they answer a query."""
+        answer: models.RerankAnswer = await self.send("POST", "/rag/rerank", json=body)
+        return answer
+
+    async def create_embeddings(self, body: models.EmbeddingsBody) -> models.EmbeddingsAnswer:
+        """Make vectors of texts."""
+        answer: models.EmbeddingsAnswer = await self.send("POST", "/v1/embeddings", json=body)
         return answer

@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, AnnotateRowsData, AnnotateRowsErrors, AnnotateRowsResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, LabelRowData, LabelRowErrors, LabelRowResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRowQueueData, ListRowQueueErrors, ListRowQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
+import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, ActRunData, ActRunErrors, ActRunResponses, AddToolData, AddToolErrors, AddToolResponses, AnnotateRowsData, AnnotateRowsErrors, AnnotateRowsResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateEmbeddingsData, CreateEmbeddingsErrors, CreateEmbeddingsResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IndexDocumentsData, IndexDocumentsErrors, IndexDocumentsResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, LabelRowData, LabelRowErrors, LabelRowResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListDocumentsData, ListDocumentsErrors, ListDocumentsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRowQueueData, ListRowQueueErrors, ListRowQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveDocumentData, RemoveDocumentErrors, RemoveDocumentResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, RerankTextsData, RerankTextsErrors, RerankTextsResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SearchDocumentsData, SearchDocumentsErrors, SearchDocumentsResponses, ShowDocumentData, ShowDocumentErrors, ShowDocumentResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -530,6 +530,21 @@ export const logOut = <ThrowOnError extends boolean = false>(options: Options<Lo
 export const listPublicKeys = <ThrowOnError extends boolean = false>(options?: Options<ListPublicKeysData, ThrowOnError>) => (options?.client ?? client).get<ListPublicKeysResponses, unknown, ThrowOnError>({ url: '/.well-known/jwks.json', ...options });
 
 /**
+ * Act run
+ *
+ * Let the server answer the run of a registered agent on a task, with the agent's tools.
+ */
+export const actRun = <ThrowOnError extends boolean = false>(options: Options<ActRunData, ThrowOnError>) => (options.client ?? client).post<ActRunResponses, ActRunErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/act',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
  * List templates
  *
  * List versions of prompts.
@@ -972,6 +987,103 @@ export const cleanRows = <ThrowOnError extends boolean = false>(options: Options
 export const generateRows = <ThrowOnError extends boolean = false>(options: Options<GenerateRowsData, ThrowOnError>) => (options.client ?? client).post<GenerateRowsResponses, GenerateRowsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/data/synthetic/generate',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Index documents
+ *
+ * Add documents, or replace those of their names. The same again changes nothing.
+ */
+export const indexDocuments = <ThrowOnError extends boolean = false>(options: Options<IndexDocumentsData, ThrowOnError>) => (options.client ?? client).post<IndexDocumentsResponses, IndexDocumentsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/index',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List documents
+ *
+ * List documents by their names.
+ */
+export const listDocuments = <ThrowOnError extends boolean = false>(options?: Options<ListDocumentsData, ThrowOnError>) => (options?.client ?? client).get<ListDocumentsResponses, ListDocumentsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/documents',
+    ...options
+});
+
+/**
+ * Show document
+ *
+ * Show a document with its text.
+ */
+export const showDocument = <ThrowOnError extends boolean = false>(options?: Options<ShowDocumentData, ThrowOnError>) => (options?.client ?? client).get<ShowDocumentResponses, ShowDocumentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/document',
+    ...options
+});
+
+/**
+ * Remove document
+ *
+ * Remove a document; no search finds it from then on.
+ */
+export const removeDocument = <ThrowOnError extends boolean = false>(options: Options<RemoveDocumentData, ThrowOnError>) => (options.client ?? client).post<RemoveDocumentResponses, RemoveDocumentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/documents/remove',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Search documents
+ *
+ * Find the chunks of documents that say most about a query.
+ */
+export const searchDocuments = <ThrowOnError extends boolean = false>(options: Options<SearchDocumentsData, ThrowOnError>) => (options.client ?? client).post<SearchDocumentsResponses, SearchDocumentsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/query',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Rerank texts
+ *
+ * Order texts by how well they answer a query.
+ */
+export const rerankTexts = <ThrowOnError extends boolean = false>(options: Options<RerankTextsData, ThrowOnError>) => (options.client ?? client).post<RerankTextsResponses, RerankTextsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rag/rerank',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Create embeddings
+ *
+ * Make vectors of texts.
+ */
+export const createEmbeddings = <ThrowOnError extends boolean = false>(options: Options<CreateEmbeddingsData, ThrowOnError>) => (options.client ?? client).post<CreateEmbeddingsResponses, CreateEmbeddingsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/embeddings',
     ...options,
     headers: {
         'Content-Type': 'application/json',

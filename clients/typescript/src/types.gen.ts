@@ -19,6 +19,38 @@ export type AcceptBody = {
 };
 
 /**
+ * What a run has come to.
+ */
+export type ActAnswer = {
+    /**
+     * null: it has not ended
+     */
+    ending: string | null;
+    /**
+     * why it has no answer
+     */
+    error: string | null;
+    /**
+     * the turn with its answer
+     */
+    answer: string | null;
+    /**
+     * calls that wait for a person or a client: POST /acp/runs/{id}/resume
+     */
+    waits_for: Array<string>;
+};
+
+/**
+ * Whether a run is to work on.
+ */
+export type ActBody = {
+    /**
+     * end it: its answer is not wanted any more
+     */
+    cancel?: boolean;
+};
+
+/**
  * An alias that is to mean a version.
  */
 export type ActivateBody = {
@@ -853,6 +885,65 @@ export type DeletedFile = {
 };
 
 /**
+ * A document to add, or to put in the place of the one of its name.
+ */
+export type DocumentBody = {
+    /**
+     * INDEX/NAME
+     */
+    document_id: string;
+    /**
+     * what the document says
+     */
+    text?: string | null;
+    /**
+     * instead of text: the bytes of a file, in base64
+     */
+    data?: string | null;
+    /**
+     * of text or data; JSON lines are a document each
+     */
+    media_type?: string;
+    /**
+     * the file or URL that it was read from
+     */
+    source?: string | null;
+    /**
+     * by which searches are filtered
+     */
+    metadata?: {
+        [key: string]: string;
+    };
+};
+
+/**
+ * A document without its text.
+ */
+export type DocumentRow = {
+    document_id: string;
+    media_type: string | null;
+    source: string | null;
+    characters: number;
+    metadata: {
+        [key: string]: string;
+    };
+    actor: string;
+    /**
+     * when it was added or replaced
+     */
+    changed_at: string;
+};
+
+/**
+ * Documents by their names.
+ */
+export type DocumentRows = {
+    object: 'list';
+    data: Array<DocumentRow>;
+    has_more: boolean;
+};
+
+/**
  * How a version is tuned by preferences.
  */
 export type DpoHyperparameters = {
@@ -878,6 +969,55 @@ export type DpoMethod = {
 };
 
 /**
+ * The vector of a text.
+ */
+export type EmbeddingAnswer = {
+    object?: 'embedding';
+    index: number;
+    embedding: Array<number> | string;
+};
+
+/**
+ * The vectors of texts, in their order.
+ */
+export type EmbeddingsAnswer = {
+    object?: 'list';
+    data: Array<EmbeddingAnswer>;
+    model: string;
+    usage: EmbeddingsUsage;
+};
+
+/**
+ * Texts to embed.
+ */
+export type EmbeddingsBody = {
+    /**
+     * `static`, or `minilm`, which is better and 100 times slower (docs/knowledge.md)
+     */
+    model: string;
+    /**
+     * a text or its token ids, or up to 2048 of either
+     */
+    input: string | Array<string> | Array<number> | Array<Array<number>>;
+    /**
+     * base64: little-endian float32; default: float
+     */
+    encoding_format?: 'float' | 'base64' | null;
+    /**
+     * the first so many numbers, at unit length; default: all
+     */
+    dimensions?: number | null;
+};
+
+/**
+ * The tokens of a request.
+ */
+export type EmbeddingsUsage = {
+    prompt_tokens: number;
+    total_tokens: number;
+};
+
+/**
  * How a run ended.
  */
 export type EndBody = {
@@ -900,7 +1040,7 @@ export type EndBody = {
 };
 
 /**
- * An entry to add: a function, a URL, an MCP server or an environment.
+ * An entry to add: a function, a URL, an MCP server, an environment or an agent.
  */
 export type EntryBody = {
     /**
@@ -908,7 +1048,7 @@ export type EntryBody = {
      */
     tool_id: string;
     /**
-     * module:function, http(s)://host/path, mcp:SERVER or environment:NAME, as the settings list it; or agent:NAME, an agent of this server
+     * module:function, http(s)://host/path, mcp:SERVER or environment:NAME, as the settings list it; or agent:NAME, an agent of this server, or a2a:URL, one of another
      */
     endpoint: string;
     /**
@@ -951,6 +1091,10 @@ export type EntryBody = {
      * a run asks a person before each call
      */
     needs_consent?: boolean;
+    /**
+     * of an agent: its answer to a call is that of the run, which ends
+     */
+    handoff?: boolean;
     /**
      * why; it is recorded
      */
@@ -1212,6 +1356,33 @@ export type FineTuningMethod = {
 };
 
 /**
+ * A chunk of a document.
+ */
+export type FoundChunk = {
+    document_id: string;
+    /**
+     * its number in the document, from 0
+     */
+    chunk: number;
+    /**
+     * of its first character in the document
+     */
+    start: number;
+    end: number;
+    text: string;
+    /**
+     * of its ranks; 1: the first of every ranking
+     */
+    score: number;
+    word_rank: number | null;
+    vector_rank: number | null;
+    source: string | null;
+    metadata: {
+        [key: string]: string;
+    };
+};
+
+/**
  * A call that the model made.
  */
 export type FunctionCallItem = {
@@ -1414,6 +1585,33 @@ export type GroupTask = {
  */
 export type HealthAnswer = {
     status: 'ok';
+};
+
+/**
+ * Documents to index.
+ */
+export type IndexBody = {
+    documents: Array<DocumentBody>;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
+ * What became of a document.
+ */
+export type IndexedDocument = {
+    document_id: string;
+    outcome: 'added' | 'replaced' | 'removed' | 'unchanged';
+};
+
+/**
+ * What became of documents; those that are in the log are found within a second, once their index is whole.
+ */
+export type IndexedDocuments = {
+    object: 'list';
+    data: Array<IndexedDocument>;
 };
 
 /**
@@ -2348,6 +2546,29 @@ export type RememberRule = {
 };
 
 /**
+ * The document to remove.
+ */
+export type RemoveBody = {
+    /**
+     * INDEX/NAME
+     */
+    document_id: string;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
+ * A document that is gone.
+ */
+export type RemovedDocument = {
+    object: 'document';
+    document_id: string;
+    deleted: boolean;
+};
+
+/**
  * An entry that is gone.
  */
 export type RemovedEntry = {
@@ -2365,6 +2586,51 @@ export type ReplyItem = {
     role: 'assistant';
     status: 'completed' | 'incomplete';
     content: Array<WrittenText>;
+};
+
+/**
+ * Texts, best first.
+ */
+export type RerankAnswer = {
+    object: 'list';
+    data: Array<RerankedText>;
+    method: 'fusion' | 'mmr' | 'judge';
+    /**
+     * the embedder, or the judge
+     */
+    model: string;
+};
+
+/**
+ * Texts to order by how well they answer a query.
+ */
+export type RerankBody = {
+    query: string;
+    documents: Array<string>;
+    /**
+     * fusion: words and vectors; mmr: maximal marginal relevance, which avoids repetition; judge: the model of scoring.judge_url scores them. None of them is a trained reranker
+     */
+    method?: 'fusion' | 'mmr' | 'judge';
+    /**
+     * of mmr: share of what differs from the texts before
+     */
+    diversity?: number;
+    /**
+     * texts at most; default: all
+     */
+    limit?: number | null;
+};
+
+/**
+ * A text in its new place.
+ */
+export type RerankedText = {
+    /**
+     * its place in the request, from 0
+     */
+    index: number;
+    score: number;
+    text: string;
 };
 
 /**
@@ -2776,6 +3042,53 @@ export type ScoreBody = {
      * the question
      */
     prompt?: string | null;
+};
+
+/**
+ * Chunks, best first.
+ */
+export type SearchAnswer = {
+    object: 'list';
+    data: Array<FoundChunk>;
+    index: string;
+    /**
+     * of the index: the same digest and query, the same chunks
+     */
+    digest: string;
+    embedder: string;
+};
+
+/**
+ * A search.
+ */
+export type SearchBody = {
+    query: string;
+    /**
+     * where; default: the only one
+     */
+    index?: string | null;
+    /**
+     * chunks at most
+     */
+    limit?: number;
+    /**
+     * what ranks: words (BM25), vectors, or both by reciprocal ranks
+     */
+    mode?: 'hybrid' | 'words' | 'vectors';
+    /**
+     * share of vectors in hybrid; default: knowledge.weight
+     */
+    weight?: number | null;
+    /**
+     * metadata that a document has to have: a value, or one of several
+     */
+    filter?: {
+        [key: string]: string | Array<string>;
+    };
+    /**
+     * how long to wait for an index that is being made, seconds
+     */
+    wait_s?: number;
 };
 
 /**
@@ -3322,11 +3635,12 @@ export type ToolRow = {
     parameters: {
         [key: string]: unknown;
     };
-    kind: 'function' | 'http' | 'mcp' | 'environment' | 'agent' | 'own';
+    kind: 'function' | 'http' | 'mcp' | 'environment' | 'agent' | 'a2a' | 'own';
     endpoint: string;
     auth_required: boolean;
     idempotent: boolean;
     needs_consent: boolean;
+    handoff: boolean;
     /**
      * false: its server describes it otherwise than was accepted
      */
@@ -3538,6 +3852,27 @@ export type VersionEarnings = {
     low: number;
     high: number;
     tokens: number;
+};
+
+/**
+ * A document with its text.
+ */
+export type WholeDocument = {
+    document_id: string;
+    media_type: string | null;
+    source: string | null;
+    characters: number;
+    metadata: {
+        [key: string]: string;
+    };
+    actor: string;
+    /**
+     * when it was added or replaced
+     */
+    changed_at: string;
+    object: 'document';
+    reason: string;
+    text: string;
 };
 
 /**
@@ -4675,6 +5010,34 @@ export type ListPublicKeysResponses = {
 
 export type ListPublicKeysResponse = ListPublicKeysResponses[keyof ListPublicKeysResponses];
 
+export type ActRunData = {
+    body: ActBody;
+    path: {
+        agent_id: string;
+        trajectory_id: string;
+    };
+    query?: never;
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/act';
+};
+
+export type ActRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type ActRunError = ActRunErrors[keyof ActRunErrors];
+
+export type ActRunResponses = {
+    /**
+     * Done
+     */
+    200: ActAnswer;
+};
+
+export type ActRunResponse = ActRunResponses[keyof ActRunResponses];
+
 export type ListTemplatesData = {
     body?: never;
     path?: never;
@@ -5638,3 +6001,196 @@ export type GenerateRowsResponses = {
 };
 
 export type GenerateRowsResponse = GenerateRowsResponses[keyof GenerateRowsResponses];
+
+export type IndexDocumentsData = {
+    body: IndexBody;
+    path?: never;
+    query?: never;
+    url: '/rag/index';
+};
+
+export type IndexDocumentsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type IndexDocumentsError = IndexDocumentsErrors[keyof IndexDocumentsErrors];
+
+export type IndexDocumentsResponses = {
+    /**
+     * Done
+     */
+    200: IndexedDocuments;
+};
+
+export type IndexDocumentsResponse = IndexDocumentsResponses[keyof IndexDocumentsResponses];
+
+export type ListDocumentsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * of this index; default: all
+         */
+        index?: string | null;
+        /**
+         * document_id of the last one of the page before
+         */
+        after?: string | null;
+        /**
+         * documents at most
+         */
+        limit?: number;
+    };
+    url: '/rag/documents';
+};
+
+export type ListDocumentsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListDocumentsError = ListDocumentsErrors[keyof ListDocumentsErrors];
+
+export type ListDocumentsResponses = {
+    /**
+     * Done
+     */
+    200: DocumentRows;
+};
+
+export type ListDocumentsResponse = ListDocumentsResponses[keyof ListDocumentsResponses];
+
+export type ShowDocumentData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * INDEX/NAME
+         */
+        document_id?: string;
+    };
+    url: '/rag/document';
+};
+
+export type ShowDocumentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ShowDocumentError = ShowDocumentErrors[keyof ShowDocumentErrors];
+
+export type ShowDocumentResponses = {
+    /**
+     * Done
+     */
+    200: WholeDocument;
+};
+
+export type ShowDocumentResponse = ShowDocumentResponses[keyof ShowDocumentResponses];
+
+export type RemoveDocumentData = {
+    body: RemoveBody;
+    path?: never;
+    query?: never;
+    url: '/rag/documents/remove';
+};
+
+export type RemoveDocumentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RemoveDocumentError = RemoveDocumentErrors[keyof RemoveDocumentErrors];
+
+export type RemoveDocumentResponses = {
+    /**
+     * Done
+     */
+    200: RemovedDocument;
+};
+
+export type RemoveDocumentResponse = RemoveDocumentResponses[keyof RemoveDocumentResponses];
+
+export type SearchDocumentsData = {
+    body: SearchBody;
+    path?: never;
+    query?: never;
+    url: '/rag/query';
+};
+
+export type SearchDocumentsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type SearchDocumentsError = SearchDocumentsErrors[keyof SearchDocumentsErrors];
+
+export type SearchDocumentsResponses = {
+    /**
+     * Done
+     */
+    200: SearchAnswer;
+};
+
+export type SearchDocumentsResponse = SearchDocumentsResponses[keyof SearchDocumentsResponses];
+
+export type RerankTextsData = {
+    body: RerankBody;
+    path?: never;
+    query?: never;
+    url: '/rag/rerank';
+};
+
+export type RerankTextsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RerankTextsError = RerankTextsErrors[keyof RerankTextsErrors];
+
+export type RerankTextsResponses = {
+    /**
+     * Done
+     */
+    200: RerankAnswer;
+};
+
+export type RerankTextsResponse = RerankTextsResponses[keyof RerankTextsResponses];
+
+export type CreateEmbeddingsData = {
+    body: EmbeddingsBody;
+    path?: never;
+    query?: never;
+    url: '/v1/embeddings';
+};
+
+export type CreateEmbeddingsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type CreateEmbeddingsError = CreateEmbeddingsErrors[keyof CreateEmbeddingsErrors];
+
+export type CreateEmbeddingsResponses = {
+    /**
+     * Done
+     */
+    200: EmbeddingsAnswer;
+};
+
+export type CreateEmbeddingsResponse = CreateEmbeddingsResponses[keyof CreateEmbeddingsResponses];

@@ -75,7 +75,7 @@ class ServerVectors:
 
 
 def _vector(value: Any) -> np.ndarray:
-    """Return float32 [dimensions] of base64, or of the list that servers without base64 send."""
+    """Return float32 [dimensions] of base64, or of a list, as some servers send it. Raises ValueError."""
     if isinstance(value, str):
         return np.frombuffer(base64.b64decode(value, validate=True), "<f4")
     return np.asarray(value, np.float32)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from gateway.agents.completions import TokenId
 from gateway.http.body import Answer, Body, Whole
 from gateway.http.request_record import record_of
-from gateway.http.route import OPENAI
+from gateway.http.route import CONVERSATION, OPENAI
 from gateway.log.open_log import OpenLog
 from plugins.knowledge.embedders import LOCAL, TokenEmbedder, local_embedder
 from plugins.knowledge.embedders.minilm import unit_rows
@@ -82,7 +82,7 @@ class Embeddings:
         "/embeddings",
         may="chat.call",
         refuses=(404,),
-        max_bytes=None,
+        **CONVERSATION,
         max_numbers=MOST_TOKENS,
         at_once=4,
         sends={"model": "static", "input": "Where do penguins live?", "dimensions": 2},

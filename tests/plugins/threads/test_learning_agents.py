@@ -18,7 +18,7 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.models.desk_tiny import save_desk_tiny
 from tests.support.processes import read
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.docs, pytest.mark.usefixtures("torch_as_before")]
 
 TRAINED, HELD_OUT, LOOKS = 32, 16, 1
 

@@ -51,9 +51,9 @@ def again(name: str) -> str:
     return wait(name)
 
 def after(name: str, other: str) -> str:
-    """Take until another call has ended, or a minute."""
+    """Take until another call has ended, or five minutes."""
     _note(f"begun {name}")
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while f"ended {other}\\n" not in open(os.environ["CALLS"]).read():
         if time.monotonic() > limit:
             return f"{other} has not ended"
