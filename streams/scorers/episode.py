@@ -1,7 +1,7 @@
 """Scores of an agent's run from its environment's rewards and results, turn by turn.
 
     environment   its rewards, else whether the goal was reached                 any number; 1 or 0
-    tools         the share of turns with a usable action                        0 to 1
+    tools         the share of turns with a usable action, or good calls         0 to 1
     verified      whether the goal was reached                                   1 or 0
 
 All of them read the episode's log, so an old run can be scored again with other settings. A verdict's
@@ -40,11 +40,11 @@ def environment(task: Task, response: Response, settings: EnvironmentOptions) ->
 
 
 def tools(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
-    """Return the share of turns with a usable action, among turns with a result.
+    """Return the share of turns with a usable action, or with good calls of tools, among turns with a result.
 
         value = sum over turns k of ok_k / n
 
-    Raises ScoreError(no_environment) if no turn has a result.
+    Raises ScoreError(no_environment) if there is none.
     """
     usable = [turn.ok for turn in response.turns if turn.ok is not None]
     if not usable:
@@ -67,6 +67,6 @@ def _success(response: Response, scorer: str) -> float:
 def _missing(response: Response, scorer: str, fact: str) -> ScoreError:
     return ScoreError(
         f"{scorer}: response {response.response_id} does not say {fact}; it scores runs of agents in an environment "
-        "(the agent `environment`, or an agent that sends X-Streamward-Observed)",
+        "(the agent `environment`, or an agent that sends X-Streamward-Observed), and `tools` those that call tools",
         reason=NOT_RECORDED,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Response, Tool, ToolCall, Turn
 from schemas.serde import encode
 from streams.stages.agents.trajectories.fold import Trajectory, fold
@@ -102,6 +104,27 @@ def test_an_auxiliary_call_is_the_answer_if_the_program_prints_it() -> None:
     run.call([system("You write."), user("Say that it is 11.")], reply=assistant("It is eleven."))
     assert (ended(run)[1].text, ended(run, "11\nIt is eleven.\n")[1].text) == ("**11**", "It is eleven.")
     assert [step.role for step in ended(run, "It is eleven.")[0].steps][2] == "conversation"
+
+
+@pytest.mark.parametrize(
+    ("results", "failed", "ok"),
+    [
+        (("11", "3"), [], True),
+        (("11", "3"), ["c2"], False),
+        (('{"isError": true}', "3"), [], False),
+        (("11",), [], None),
+    ],
+)
+def test_a_turn_that_calls_tools_is_ok_if_all_their_results_are_and_that_of_an_end_is_not_known(
+    results: tuple[str, ...], failed: list[str], ok: bool | None
+) -> None:
+    run, calls = Recorded(), (*CALL.tool_calls, ToolCall(id="c2", name="subtract", arguments="{}"))
+    first = run.call([CODER, QUESTION], [ADD], reply=replace(CALL, tool_calls=calls))
+    sent = [Message(role="tool", content=text, tool_call_id=f"c{at}") for at, text in enumerate(results, 1)]
+    reply = replace(CALL, tool_calls=(replace(calls[0], id="c3"),))
+    run.call([*run.history(first), *sent], [ADD], reply=reply, metadata={FAILED_TOOLS: json.dumps(failed)})
+    turns = [(turn.tool, turn.ok, turn.reward) for turn in ended(run)[1].turns]
+    assert turns == [("add", ok, None), ("add", None, None)]
 
 
 def handed_over(run: Recorded) -> Turn:

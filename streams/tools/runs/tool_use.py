@@ -27,11 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from schemas import json_text
-from schemas.conventions import FAILED_TOOLS
-from schemas.events import Message, Observed, Turn
+from schemas.events import Observed, Turn
+from streams.stages.agents.trajectories.tool_results import results_of
 
 AT_LAST = 2**31 - 1
 """The number of what an environment showed after the last turn."""
@@ -70,11 +68,8 @@ class _Tally:
 
     def take_results(self, turn: Turn) -> None:
         """Add the results that a turn was sent."""
-        failed = failed_call_ids(turn)
-        for place, message in enumerate(turn.messages):
-            if message.role == "tool":
-                name = message.tool_call_id or f"{turn.number}.{place}"
-                self.results.setdefault(name, (turn.number, name not in failed and not _is_mcp_error(message)))
+        for name, ok in results_of(turn).items():
+            self.results.setdefault(name, (turn.number, ok))
 
 
 def is_answered(turn: Turn) -> bool:
@@ -111,23 +106,3 @@ def _recoveries(tally: _Tally, turns: Sequence[Turn]) -> Iterator[bool]:
     last_answer = max((turn.number for turn in turns if is_answered(turn)), default=-1)
     yield from (number < last_success for number, ok in tally.results.values() if not ok)
     yield from (turn.number < last_answer for turn in turns if turn.error is not None)
-
-
-def failed_call_ids(turn: Turn) -> Collection[str]:
-    """Return the ids of the calls whose results were sent with `is_error`."""
-    ids = _parse(turn.metadata.get(FAILED_TOOLS, "[]"))
-    return ids if isinstance(ids, list) else ()
-
-
-def _is_mcp_error(message: Message) -> bool:
-    """Return whether a result is the JSON of MCP's CallToolResult with isError."""
-    result = _parse(message.content) if '"isError"' in message.content else None
-    return isinstance(result, dict) and result.get("isError") is True
-
-
-def _parse(text: str) -> Any:
-    """Return the value of JSON text; None if it is none."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return None

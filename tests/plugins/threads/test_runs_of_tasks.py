@@ -17,6 +17,8 @@ from plugins.agents.registry.registration import register
 from plugins.agents.runs.agent_runner import AgentPlan, run as run_agent
 from schemas.events import ANSWERED_TASK, AgentEvent, Message, Response, Task, ThreadEvent, TrajectoryEvent
 from streams.kafka import admin
+from streams.scorers.episode import tools
+from streams.scorers.verdict import ScorerOptions
 from streams.settings.model import Settings
 from streams.stages.tasks.submit import submit
 from tests.plugins.threads.thread_server import Client
@@ -70,14 +72,17 @@ def test_a_task_of_each_door_is_answered_with_its_agent_s_tools_called(kafka_boo
         register_all(Client(url, {}))
         sent = httpx.post(f"{url}/tasks", json={"input": "weather in Ulm?", "agent": "host"}, timeout=300)
         assert sent.status_code == 201, sent.text
-        submit(settings, [asked("weather in Ulm?", task_id="kafka")])
+        submit(settings, [asked("weather in Ulm?", task_id="kafka"), asked("break it")])
         file = tmp_path / "tasks.jsonl"
         file.write_text(json.dumps({"prompt": "weather in Ulm?", "answer": "Hot.", "group_size": 2}))
         with running(settings, tmp_path):
             names = [sent.json()["task_id"], "kafka"]
             answered = {name: response_to(settings, name) for name in names}
+            broken = response_to(settings, "break it")
         ran = invoke(settings, "agents", "run", "host", "--tasks", str(file), "--output", "jsonl")
         assert json.loads(ran.stdout) == {"completed": 2}, ran.output
+        assert [tools(task(), one, ScorerOptions()).value for one in (broken, answered["kafka"])] == [0.0, 1.0]
+        assert [(turn.tool, turn.ok) for turn in broken.turns] == [("broken", False), (None, None)]
         [group] = [task.task_id for _, task in read(settings, Task) if task.purpose == "train"]
         answered |= {f"{group} {one.slot}": one for _, one in read(settings, Response) if one.task_id == group}
     assert len(answered) == 4 and {(one.text, one.steps, one.error) for one in answered.values()} == {("Hot.", 2, None)}
@@ -85,6 +90,7 @@ def test_a_task_of_each_door_is_answered_with_its_agent_s_tools_called(kafka_boo
         events = run_of_task(server, response)
         assert [event.kind for event in events][1:] == ["run_answered", "call_begun", "call_ended", "run_ended"]
         assert events[0].metadata[ANSWERED_TASK] == response.task_id
+        assert [(turn.tool, turn.ok) for turn in response.turns] == [("weather", True), (None, None)]
         mask = response.loss_mask.data
         assert 0 < sum(mask) < len(mask), "the result of a tool bears no loss"
     assert server.made() == ["weather Ulm"] * 4

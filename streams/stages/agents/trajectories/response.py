@@ -2,7 +2,7 @@
 
     Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on the policy's free text
                                                  other chains ──► its branches
-                                 environment's observations ──► its turns: observation before, tool, ok, reward
+                  environment's observations, tools' results ──► its turns: observation before, tool, ok, reward
                       └─► anything in doubt ──► Response with the error, and no tokens
 
 It depends only on records, times included, so every writer writes the same bytes. Doubtful data is not trained on: a
@@ -12,7 +12,7 @@ result of an action comes with its next observation: with the next call, or with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from schemas.events import (
     Branch,
@@ -27,6 +27,7 @@ from schemas.events import (
 )
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.stages.agents.trajectories.fold import CallChain, Trajectory
+from streams.stages.agents.trajectories.tool_results import results_of
 
 UNANSWERED = -1
 """The version for a run that made no call and was not pinned."""
@@ -101,15 +102,17 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
 def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[ResponseTurn, ...]:
     """Return the calls in the order of the log, each with its place in the chain that owns it.
 
-    An action's result is in the next call that has its environment's observation.
+    An action's result is in the next call that has its environment's observation, that of a tool's call in the messages
+    of a later one.
     """
     placed = [entry for number, chain in enumerate(chains) for entry in _places(number, chain)]
     placed.sort(key=lambda entry: entry[0].number)
+    sent = {call_id: ok for turn, *_ in reversed(placed) for call_id, ok in results_of(turn).items()}
     turns: list[ResponseTurn] = []
     after = last
     for turn, chain, start in reversed(placed):
         before = turn.observed
-        outcome = None if before is None else after
+        tool, ok, reward = _result_of(turn, after, sent)
         turns.append(
             ResponseTurn(
                 number=turn.number,
@@ -117,13 +120,26 @@ def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[Response
                 start=start,
                 end=start + len(turn.completion_token_ids),
                 observation=None if before is None else before.digest,
-                tool=None if outcome is None else outcome.tool,
-                ok=None if outcome is None else outcome.ok,
-                reward=None if outcome is None else outcome.reward,
+                tool=tool,
+                ok=ok,
+                reward=reward,
             )
         )
         after = before or after
     return tuple(reversed(turns))
+
+
+def _result_of(
+    turn: Turn, after: Observed | None, sent: Mapping[str, bool]
+) -> tuple[str | None, bool | None, float | None]:
+    """Return the tool that a turn called, whether that succeeded, and the reward for it. Of several calls without an
+    environment the first one names the tool, and all have to succeed; `sent`: by the id of a call, whether it did.
+    """
+    if turn.observed is not None:
+        return (None, None, None) if after is None else (after.tool, after.ok, after.reward)
+    calls = turn.reply.tool_calls
+    results = [sent.get(call.id) for call in calls]
+    return (calls[0].name, None if None in results else all(results), None) if calls else (None, None, None)
 
 
 def _places(number: int, chain: CallChain) -> Iterator[tuple[Turn, int, int]]:
