@@ -139,7 +139,7 @@ async def _serve(
             if all(done.done() for done in resuming):  # before, nothing is known of what waits
                 recorder.runs.end_idle(
                     lambda name: any(part.keeps_open(name) for part in server.base.parts),
-                    lambda name: next(filter(None, (part.handed_answer(name) for part in server.base.parts)), None),
+                    lambda name: next(filter(None, (part.end_of(name) for part in server.base.parts)), None),
                 )
             meter.heartbeat()
     answering.should_exit = True

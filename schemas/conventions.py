@@ -38,6 +38,9 @@ of the same conversation are runs of its thread, or calls that continue an earli
 THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
 """Metadata of a `changed` event of a thread: the task of its messages, and the parts of it, `question` and `answer`,
 that the thread then has."""
+WAITS_FOR, CONSENT = "waits_for", "consent"
+"""Metadata of the end of a trajectory, and its value: a call of its last answer needed a person's consent, and got no
+answer."""
 FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls with results that its client sent as failed, a JSON array."""
 

@@ -15,9 +15,9 @@ Protocol = Literal["chat", "completions", "responses", "messages", "threads", "m
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]
-RowEnding = Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool"]
+RowEnding = Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool", "waits_for_consent"]
 """How a run ended, as views and gates have it. `waits_for_tool`: a conversation whose last answer calls a tool, and
-there is no result."""
+there is no result; `waits_for_consent`: because a person was asked first, and did not answer."""
 AnswerRule = Literal["first_agent", "last_call"]
 AgentKind = Literal["registered", "removed"]
 AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]

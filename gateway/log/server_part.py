@@ -24,6 +24,7 @@ from streams.engines.rendering.rendering import Rendering
 from streams.errors import SettingsError
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 
 P = TypeVar("P", bound="ServerPart")
 
@@ -110,8 +111,8 @@ class ServerPart:
         """Return whether a trajectory is still open though no call is made: its run waits for a tool or a person."""
         return False
 
-    def handed_answer(self, trajectory_id: str) -> str | None:
-        """Return the answer of a trajectory that an agent gave that it was handed to; None: its own model did."""
+    def end_of(self, trajectory_id: str) -> TrajectoryEnd | None:
+        """Return how the run of a trajectory ended, apart from the reason; None: its last answer is its end."""
         return None
 
     async def resume(self) -> None:

@@ -27,6 +27,7 @@ from plugins.threads.memory.remembering import RunFunctions
 from plugins.threads.memory.run_memory import RunMemory
 from streams.errors import CallError
 from streams.kafka.followed import FollowedOnDemand
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.tasks.line_steps import LineSteps
 
 
@@ -79,8 +80,8 @@ class ThreadPart(ServerPart):
     def keeps_open(self, trajectory_id: str) -> bool:
         return self._runs.is_open(trajectory_id)
 
-    def handed_answer(self, trajectory_id: str) -> str | None:
-        return self._runs.handed_answer(trajectory_id)
+    def end_of(self, trajectory_id: str) -> TrajectoryEnd | None:
+        return self._runs.end_of(trajectory_id)
 
     async def resume(self) -> None:
         await self._runs.resume()

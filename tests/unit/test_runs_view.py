@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.conventions import CONVERSATION, FAILED_TOOLS, RatedAnswer, feedback
+from schemas.conventions import CONSENT, CONVERSATION, FAILED_TOOLS, WAITS_FOR, RatedAnswer, feedback
 from schemas.events import (
     Event,
     JobPrices,
@@ -225,6 +225,11 @@ def test_a_conversation_whose_last_answer_calls_a_tool_waits_for_it() -> None:
     view, fold = rows_of_view(handed), rows_of_fold(handed)
     check_equal(view, fold)
     assert fold["talk"].ending == "completed"
+    asking = replace(ended, metadata={**ended.metadata, WAITS_FOR: CONSENT})
+    unanswered_person = Appended(*before, asking)
+    view, fold = rows_of_view(unanswered_person), rows_of_fold(unanswered_person)
+    check_equal(view, fold)
+    assert fold["talk"].ending == "waits_for_consent"
 
 
 def test_a_conversation_is_open_while_one_of_its_runs_is() -> None:

@@ -48,6 +48,7 @@ from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.tasks.line_steps import LineSteps
 
 log = logging.getLogger("streamward.threads")
@@ -369,13 +370,15 @@ class ThreadRuns:
                     after = frame.place
                     yield frame.encode()
 
-    def handed_answer(self, run_id: str) -> str | None:
-        """Return the answer of a run that another agent gave."""
+    def end_of(self, run_id: str) -> TrajectoryEnd | None:
+        """Return how a run ended: with the answer of another agent, or asking a person, who gave no answer."""
         threads = self._threads.current
         with contextlib.suppress(LogError):
             run = None if threads is None else threads.find(run_id)
             if run is not None and run.steps.handoff is not None and run.ending == "success":
-                return run.steps.handoff.text
+                return TrajectoryEnd("completed", "", output=run.steps.handoff.text)
+            if threads is not None and run is not None and _needs_consent(threads, run):
+                return TrajectoryEnd("completed", "", needs_consent=True)
         return None
 
     async def changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
@@ -425,6 +428,15 @@ class ThreadRuns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _needs_consent(threads: ThreadLog, run: RunState) -> bool:
+    """Return whether a run, or one that answers a call of it, asked a person who gave no answer. Raises LogError."""
+    for step in run.steps.waiting:
+        child = threads.find(run.child_id(step.call)) if step.waits_for == "child" else None
+        if step.waits_for in ("consent", "unfinished") or (child is not None and _needs_consent(threads, child)):
+            return True
+    return False
 
 
 def _unwritable(error: EventError | EncodeError) -> CallError:

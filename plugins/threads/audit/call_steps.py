@@ -29,6 +29,8 @@ class StepFact(NamedTuple):
     """Ids of the calls whose results it brings."""
     allowed: frozenset[str] = frozenset()
     """Those that a person allowed."""
+    needing: frozenset[str] = frozenset()
+    """Those that a person is asked about, or that an agent answers."""
     attempt: int = 0
     idempotent: bool = False
     was_made: bool = False
@@ -52,11 +54,12 @@ def step_fact(event: ThreadEvent) -> StepFact:
         is_answer = call.handoff and event.kind == "call_ended" and not has_failed
         handoff = digest(event.messages[0].content) if is_answer and event.messages else 0
         made = (call.attempt, call.idempotent, was_made, has_failed, call.remote_task, handoff)
-        return StepFact((call.call_id,), results, frozenset(), *made)
+        return StepFact((call.call_id,), results, frozenset(), frozenset(), *made)
     calls = [call.id for message in event.messages for call in message.tool_calls]
     calls += [wait.call_id for wait in event.waits] + [decision.call_id for decision in event.decisions]
     allowed = frozenset(decision.call_id for decision in event.decisions if decision.allowed)
-    return StepFact(tuple(calls), results, allowed)
+    needing = frozenset(wait.call_id for wait in event.waits if wait.waits_for not in ("results", "remote"))
+    return StepFact(tuple(calls), results, allowed, needing)
 
 
 class StepProblem(NamedTuple):
@@ -72,6 +75,8 @@ class CallCount:
 
     begun: int = 0
     waits: bool = False
+    needs_person: bool = False
+    """Whether it waits for a person, or for an agent that may."""
     allowed: bool = False
     """Since it was begun last."""
     remote_task: str | None = None
@@ -123,6 +128,11 @@ class RunCalls:
         """Whether a call waits for a client or a person."""
         return any(call.waits for call in self.open.values())
 
+    @property
+    def needs_person(self) -> bool:
+        """Whether a call waits for a person, or for an agent that may."""
+        return any(call.waits and call.needs_person for call in self.open.values())
+
     def take(self, kind: str, turn_id: str, step: StepFact) -> None:
         """Take in a step that takes effect."""
         match kind:
@@ -142,6 +152,7 @@ class RunCalls:
             case "run_paused":
                 for call_id in step.calls:
                     self.open[call_id].waits = True
+                    self.open[call_id].needs_person = call_id in step.needing
             case "run_resumed":
                 for call_id in step.calls:
                     self.open[call_id].waits, self.open[call_id].allowed = False, call_id in step.allowed

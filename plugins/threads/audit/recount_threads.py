@@ -9,6 +9,7 @@
     run_requested ──► each run is on one thread; a turn of a run has a request
     call_begun, call_ended, of an agent ──► ChildCount: its run is requested once, and its answer is the result
     compacted ──► the summary of its turn, of messages that the thread had; later runs were given it
+    end of a trajectory, for want of consent ──► its run waits for a person
     changed, by a task ──► the task is in tasks
     actor: a key ──► it names its own tenant's threads and agents
 
@@ -39,7 +40,8 @@ from plugins.threads.audit.thread_facts import (
     thread_turn,
 )
 from plugins.threads.audit.thread_states import HeadState, RunCount, ThreadCount
-from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
+from schemas.conventions import CONSENT, WAITS_FOR
+from schemas.events import AccessEvent, Coordinates, ThreadEvent, TrajectoryEvent, Turn
 from streams.kafka.record import Record, partition_of
 from streams.tools.audit.facts import Category, RecountOutcome
 from streams.tools.audit.record_digests import digest
@@ -82,7 +84,7 @@ class ModelRequest(NamedTuple):
 class ThreadRecount(KeyedRecount[ThreadFact]):
     """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
 
-    labels, optional, counts = ("threads", "turns"), ("access",), ("threads",)
+    labels, optional, counts = ("threads", "turns", "trajectories"), ("access",), ("threads",)
     sums = (
         RecountSum(
             "runs of threads",
@@ -109,11 +111,16 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
         self._turns: dict[tuple[int, str], list[RunTurn]] = {}
         self._actors: dict[str, KeyRights] = {}
         """Keys, by the actor that they are."""
+        self._asked: dict[str, Coordinates] = {}
+        """The ends of trajectories of runs that asked a person, and got no answer."""
 
-    def take(self, record: Record, event: ThreadEvent | Turn | AccessEvent) -> None:
-        """Take in an event of a thread, a turn, or a key."""
+    def take(self, record: Record, event: ThreadEvent | Turn | TrajectoryEvent | AccessEvent) -> None:
+        """Take in an event of a thread, a turn, the end of a trajectory, or a key."""
         if isinstance(event, AccessEvent):
             take_key(self._actors, event)
+        elif isinstance(event, TrajectoryEvent):
+            if event.sampling_id is None and event.metadata.get(WAITS_FOR) == CONSENT:
+                self._asked[event.trajectory_id] = record.at
         elif isinstance(event, Turn):
             of_thread, is_of_memory = thread_turn(event), event.protocol == OF_MEMORY
             turn = RunTurn(record.at, event.turn_id, digest(event.reply.content), of_thread, is_of_memory)
@@ -130,6 +137,9 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
             for run_id, request in check.requests.items():
                 if (other := threads_of_runs.setdefault(run_id, story.key)) != story.key:
                     whole.find("contradictory", request.at, f"run {run_id} is on thread {other} already")
+            for run_id in self._asked.keys() & check.runs.keys():
+                if not check.runs[run_id].calls.needs_person:
+                    whole.find("contradictory", self._asked[run_id], f"run {run_id} asked no person, or had the answer")
             whole.add(check.outcome)
             children.take(story.events)
         children.report(whole, is_whole=not view.is_cut("threads"))
@@ -156,6 +166,11 @@ class _ThreadCheck:
         self.requests: dict[str, ThreadFact] = {}
         """Those that the thread let in, by run."""
         self.outcome = RecountOutcome()
+
+    @property
+    def runs(self) -> Mapping[str, RunCount]:
+        """The runs that were ever in progress."""
+        return self._thread.begun
 
     def read(self) -> None:
         """Read every event."""

@@ -153,7 +153,8 @@ written AS (
         epoch_ms(coalesce(e.created_at, r.created_at)) AS ended_ms,
         coalesce(CASE WHEN r.response_id IS NULL AND e.ending = 'completed' AND t.waits AND e.observed IS NULL
             AND e.output IS NULL
-            THEN 'waits_for_tool' ELSE e.ending END,
+            THEN if(coalesce(e.metadata['waits_for'] = 'consent', false), 'waits_for_consent', 'waits_for_tool')
+            ELSE e.ending END,
             CASE WHEN r.response_id IS NULL THEN NULL WHEN r.error IS NULL THEN 'completed' ELSE 'failed' END
         ) AS ending,
         coalesce(CASE WHEN e.ending = 'completed' THEN r.error END, e.reason, r.error, r.finish_reason) AS reason,

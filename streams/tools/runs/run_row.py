@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from schemas.conventions import COST, OUTSIDE_ENGINE
+from schemas.conventions import CONSENT, COST, OUTSIDE_ENGINE, WAITS_FOR
 from schemas.events import JobPrices, Purpose, RowEnding, RunVerdict, TrajectoryEvent, Turn
 from streams.access.tenants.tenant_names import tenant_in
 from streams.settings.model import Settings
@@ -154,7 +154,8 @@ def _course(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
     if ended is not None:
         failed = response.error if response is not None and ended.ending == "completed" else None
         waits = response is None and ended.ending == "completed" and _waits_for_tool(turns, ended)
-        ending = "waits_for_tool" if waits else ended.ending
+        wait = "waits_for_consent" if ended.metadata.get(WAITS_FOR) == CONSENT else "waits_for_tool"
+        ending = wait if waits else ended.ending
         course |= {"ended_ms": ended.created_at, "ending": ending, "reason": failed or ended.reason}
         course["success"] = ended.success if response is None else response.success
     return course

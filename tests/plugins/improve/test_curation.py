@@ -65,6 +65,9 @@ def completion(content: Any, model: str = "served-1", **usage: int) -> Any:
     return raw(json.dumps(body).encode())
 
 
+WAITS = ("waits_for_tool", "waits_for_consent")
+
+
 # --- gates ------------------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +84,7 @@ def test_every_gate_of_the_settings_has_a_figure() -> None:
         *[("max_escalations=0", {"escalations": value}, value == 0) for value in (0, 1)],
         *[("max_cost_usd=0.01", {"cost_usd": value}, value <= 0.01) for value in (0.0, 0.02)],
         *[("max_sampled_tokens=100", {"sampled_tokens": value}, value <= 100) for value in (100, 101)],
-        *[("min_completed=1", {"ending": value}, value == "completed") for value in ("completed", "timeout")],
+        *[("min_completed=1", {"ending": value}, value == "completed") for value in ("completed", "timeout", *WAITS)],
         *[("min_success=1", {"success": value}, value) for value in (True, False)],
         *[("min_feedback=0", {"feedback": value}, value >= 0) for value in (-1.0, 0.0)],
     ],

@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.log.run_tools import CallStop
 from schemas.events import ThreadEvent, TrajectoryEvent, Turn
 from streams.kafka import admin
 from tests.plugins.threads.thread_server import Client
-from tests.plugins.threads.tool_server import ToolServer, added, register_all, tool_call, with_tools
+from tests.plugins.threads.tool_server import (
+    AGENTS,
+    ToolServer,
+    added,
+    register_agents,
+    register_all,
+    tool_call,
+    with_tools,
+)
 from tests.support.agent_server import ServeProcess, audited
+from tests.support.commands import invoke
 from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
@@ -239,6 +249,24 @@ def test_a_run_that_waits_for_a_person_is_not_ended_as_one_that_was_abandoned(
         client.send("POST", f"/runs/{waiting}/resume", {"resume": "yes"})
         until(lambda: waiting in turns_of_ended(tools), "the trajectory is ended after its run")
         assert turns_of_ended(tools) == {idle: 2, waiting: 2}
+
+
+def test_a_run_that_ends_without_the_consent_it_asked_for_says_so_in_every_view_of_runs(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    with with_tools(kafka_bootstrap, tmp_path, AGENTS, idle_s=0.5) as tools, audited(tools.settings) as url:
+        client = client_of(tools)
+        register_agents(client)
+        asked = {"book the Lamb": "host", "which size?": "host", "a bed, please": "boss"}
+        runs = [client.run(client.thread(), text, agent_id=agent)["run"]["run_id"] for text, agent in asked.items()]
+        for run in runs:
+            client.send("POST", f"/runs/{run}/cancel", status=204)
+        until(lambda: set(runs) <= turns_of_ended(tools).keys(), "the trajectories are ended")
+        listed = invoke(tools.settings, "runs", "list", "--output", "jsonl").stdout.splitlines()
+        rows = {row["run_ids"][0]: row["ending"] for row in map(json.loads, listed)}
+        over_http = httpx.get(f"{url}/runs").json()["data"]
+    assert [rows[run] for run in runs] == ["waits_for_consent", "waits_for_tool", "waits_for_consent"]
+    assert {row["run_ids"][0]: row["ending"] for row in over_http} == rows
 
 
 def turns_of_ended(server: ToolServer) -> dict[str, int | None]:

@@ -15,7 +15,8 @@ from hypothesis import given, strategies as st
 
 from plugins.threads.log.compaction import digest_of
 from plugins.threads.log.thread_state import RunState
-from schemas.events import Event, Message, ParentCall, ThreadEvent, Turn, derive_id
+from schemas.conventions import CONSENT, WAITS_FOR
+from schemas.events import Event, Message, ParentCall, ThreadEvent, TrajectoryEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
@@ -32,8 +33,9 @@ from tests.plugins.threads.conversation import (
     turn_of,
 )
 from tests.support.agent_calls import assistant, system, user
-from tests.support.factories import T0, task, thread_event, turn
+from tests.support.factories import T0, task, thread_event, trajectory, turn
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named, recounted
+from tests.support.talks import ALONE
 from tests.support.thoroughness import examples
 
 
@@ -98,6 +100,38 @@ def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
     report = recounted(*made.events)
     assert named(report) == ""
     assert report.counts["thread events without effect"] == 6
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "is_answered", "problem"),
+    [
+        ("consent", False, ""),
+        ("child", False, ""),
+        ("results", False, "asked no person, or had the answer"),
+        ("consent", True, "asked no person, or had the answer"),
+    ],
+)
+def test_a_trajectory_ends_for_want_of_consent_only_where_its_run_waited_for_it(
+    waits_for: Any, is_answered: bool, problem: str
+) -> None:
+    made = conversation()
+    made.request(3)
+    made.call_tools("a")
+    made.pause(waits_for=waits_for)
+    if is_answered:
+        made.resume()
+    made.about_run("run_cancelled", 3)
+    of_thread = next(e for e in reversed(made.events) if isinstance(e, TrajectoryEvent)).metadata
+    about = {
+        "trajectory_id": run_name(3),
+        "task_id": run_name(3),
+        "agent_id": "red.calc",
+        "purpose": "serve",
+        "group_size": None,
+    }
+    made.write(trajectory(**about, **ALONE, metadata={**of_thread, WAITS_FOR: CONSENT}))
+    found = [what for _, what in wrong(made.events)]
+    assert [problem in what for what in found] == ([True] if problem else []), found
 
 
 STEPS = (

@@ -28,7 +28,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
-from streams.stages.agents.recording.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import EndOfRun, TrajectoryEnd
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
@@ -251,9 +251,7 @@ class ServedRuns:
         for recorder in self._recorder.recorders:
             recorder.runs.finish()
 
-    def end_idle(
-        self, keeps_open: Callable[[str], bool] = lambda _: False, answer: Callable[[str], str | None] = lambda _: None
-    ) -> None:
-        """End abandoned trajectories, but none that something `keeps_open`; `answer`: of one that was handed over."""
+    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False, outcome: EndOfRun = lambda _: None) -> None:
+        """End abandoned trajectories, but none that something `keeps_open`; `outcome`: how one of these ended."""
         for recorder in self._recorder.recorders:
-            recorder.runs.end_idle(keeps_open, answer)
+            recorder.runs.end_idle(keeps_open, outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from schemas.events import AnswerRule, Ending, Observed
@@ -24,3 +25,9 @@ class TrajectoryEnd(NamedTuple):
     """Rule that chooses between several answers. None: the one that `output` repeats."""
     output: str | None = None
     """The end of its program's output. None: no output."""
+    needs_consent: bool = False
+    """Whether it waited for a person's consent to a call."""
+
+
+EndOfRun = Callable[[str], TrajectoryEnd | None]
+"""Returns how the run of a trajectory ended, apart from the reason; None: its last answer is its end."""

@@ -22,7 +22,7 @@ from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.recording.conversations import Conversation, Conversations
-from streams.stages.agents.recording.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import EndOfRun, TrajectoryEnd
 from streams.stages.agents.recording.served_versions import PolicyVersions
 from streams.stages.agents.recording.trajectory_events import end_of, start_of
 from streams.stages.agents.recording.turn_writer import TurnWriter
@@ -142,12 +142,10 @@ class TaskRuns:
             if run.end is not None and not run.responded:
                 self._start_ending(run, TrajectoryEnd("completed", ""))  # the end in the log is the one that counts
 
-    def end_idle(
-        self, keeps_open: Callable[[str], bool] = lambda _: False, answer: Callable[[str], str | None] = lambda _: None
-    ) -> None:
+    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False, outcome: EndOfRun = lambda _: None) -> None:
         """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones.
 
-        Leaves those that something `keeps_open`, by their names. `answer`: the text of an agent that one was handed to.
+        Leaves those that something `keeps_open`, by their names. `outcome`: how one of these ended.
         """
         now = times.now_ms()
         since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
@@ -163,7 +161,7 @@ class TaskRuns:
                 continue
             if run.started and not run.ended and run.sampling_id is None:
                 run.ended = True
-                end = TrajectoryEnd("completed", reason, output=answer(run.trajectory_id))
+                end = (outcome(run.trajectory_id) or TrajectoryEnd("completed", ""))._replace(reason=reason)
                 self._writer.write(end_of(run, self._versions.policy, end, now))
             if old or run.closed is not None:
                 self._conversations.forget(run)

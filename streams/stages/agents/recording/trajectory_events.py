@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.conventions import CONVERSATION
+from schemas.conventions import CONSENT, CONVERSATION, WAITS_FOR
 from schemas.events import TrajectoryEvent, Turn, derive_id
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.run_end import TrajectoryEnd
@@ -31,13 +31,14 @@ def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
 def end_of(conversation: Conversation, policy: str, end: TrajectoryEnd, now: int) -> TrajectoryEvent:
     """Return the end of a trajectory; of a task's run, with everything that its response needs."""
     began = conversation.began
+    metadata = _metadata(conversation) if began is None else began.metadata
     return TrajectoryEvent(
         event_id=derive_id(conversation.trajectory_id, "ended"),
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=now,
         traceparent=None if began is None else began.traceparent,
-        metadata=_metadata(conversation) if began is None else began.metadata,
+        metadata={**metadata, WAITS_FOR: CONSENT} if end.needs_consent else metadata,
         kind="ended",
         agent_id=conversation.agent_id,
         policy=policy,
