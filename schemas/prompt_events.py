@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from schemas import json_text, prompt_text
 from schemas.event_types import KIB, Int, Millis
@@ -104,16 +104,23 @@ PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """What a prompt may be called."""
 ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """What an alias may be called; it is no number, since those are versions."""
-PROMPT_ROLES = ("system", "user", "assistant")
+PROMPT_ROLES = ("system", "user", "assistant", "tool")
 MOST_VARIABLES = 100
 
 
 def prompt_digest(messages: tuple[Message, ...], variables: tuple[PromptVariable, ...]) -> str:
     """Return the sha256 of a prompt's text: messages and variables."""
-    said = [[message.role, message.name, message.content] for message in messages]
+    said = [[message.role, message.name, message.content, *_calls_of(message)] for message in messages]
     return hashlib.sha256(
         json_text.one_line([said, [[variable.name, variable.type] for variable in variables]]).encode()
     ).hexdigest()
+
+
+def _calls_of(message: Message) -> list[Any]:
+    """Return the calls of a message and the call that it answers; nothing of a text alone."""
+    if not message.tool_calls and message.tool_call_id is None:
+        return []
+    return [[[call.id, call.name, call.arguments] for call in message.tool_calls], message.tool_call_id]
 
 
 def prompt_problems(event: PromptEvent) -> Iterator[str]:
@@ -160,16 +167,41 @@ def prompt_text_problems(messages: tuple[Message, ...], variables: tuple[PromptV
     for number, message in enumerate(messages):
         if message.role not in PROMPT_ROLES:
             yield f"messages[{number}].role is {message.role[:40]!r}; expected {', '.join(PROMPT_ROLES)}"
-        if message.tool_calls or message.tool_call_id is not None:
-            yield f"messages[{number}] calls a tool, or is what one gave; a prompt has texts alone"
         if message.role == "system" and number:
             yield f"messages[{number}] is a system message; expected one at most, the first"
+    yield from _call_problems(messages)
     if not any(message.content.strip() for message in messages):
         yield "every message is empty; a prompt has a text"
     if len(variables) > MOST_VARIABLES:
         yield f"there are {len(variables)} variables; expected at most {MOST_VARIABLES}"
         return
     yield from prompt_text.template_problems([message.content for message in messages], variables)
+
+
+def _call_problems(messages: tuple[Message, ...]) -> Iterator[str]:
+    """Yield calls without a result, results without a call, and calls that cannot be read or have a variable."""
+    given, open_calls = set[str](), dict[str, int]()
+    for number, message in enumerate((*messages, Message(role="user", content=""))):
+        place = f"messages[{number}]"
+        if message.role == "tool":
+            if open_calls.pop(message.tool_call_id or "", None) is None:
+                named = f"{message.tool_call_id!r:.80}"
+                yield f"{place} is the result of call {named}; expected a call of the answer before it"
+            continue
+        yield from (
+            f"messages[{at}] makes call {call!r:.80}; add its result, of role tool" for call, at in open_calls.items()
+        )
+        if message.tool_call_id is not None or (message.tool_calls and message.role != "assistant"):
+            yield f"{place} is of role {message.role[:40]}; calls are the assistant's, and tool_call_id is a tool's"
+        for call in message.tool_calls:
+            if not call.id or call.id in given:
+                yield f"{place} makes call {call.id!r:.80}; expected an id that no other call of the prompt has"
+            given.add(call.id)
+            if not isinstance(json_text.parse_or_text(call.arguments), dict):
+                yield f"{place}: arguments of {call.name[:80]} are {call.arguments[:80]!r}; expected a JSON object"
+            if prompt_text.names_in(call.arguments):
+                yield f"{place}: arguments of {call.name[:80]} have a {{{{variable}}}}; expected it in a content alone"
+        open_calls = dict.fromkeys((call.id for call in message.tool_calls), number)
 
 
 def prompt_use_problems(use: PromptUse) -> Iterator[str]:

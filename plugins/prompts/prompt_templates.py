@@ -11,6 +11,7 @@ A tenant's prompt has the tenant's name before its own, as its agents have; it s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -23,8 +24,8 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from plugins.prompts.search.activation import activate
 from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
 from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
+from schemas.conversation import Conversation
 from schemas.events import Message, PromptVariable
-from schemas.faults import OutsideObject
 from schemas.prompt_text import VariableType, types_of
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
@@ -38,20 +39,12 @@ Number = Annotated[Whole, Field(ge=0, lt=2**31)]
 Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]
 
 
-class PromptMessageBody(OutsideObject):
-    """A message of a prompt."""
-
-    role: str
-    content: str
-    name: str | None = None
-
-
 class TemplateBody(Body):
     """A version of a prompt: its text, with {{name}} where the value of a variable goes."""
 
     name: Name
     template: str | None = Field(None, description="a system message")
-    messages: list[PromptMessageBody] | None = Field(None, description="or several, of system, user and assistant")
+    messages: Conversation | None = Field(None, description="or several, also calls of tools and their results")
     variables: dict[str, VariableType] | None = Field(None, description="types by name; default: each is a string")
     alias: Name | None = Field(None, description="let this alias mean the version, e.g. production")
     reason: Reason = Field("asked for", description="why; it is recorded")
@@ -67,7 +60,7 @@ class TemplateBody(Body):
         if self.messages is None:
             messages: tuple[Message, ...] = (Message(role="system", content=self.template or ""),)
         else:
-            messages = tuple(Message(**message.model_dump()) for message in self.messages)
+            messages = tuple(message.message for message in self.messages)
         types = types_of(message.content for message in messages) if self.variables is None else self.variables
         variables = tuple(PromptVariable(name=name, type=kind) for name, kind in types.items())
         return PromptText(prompt=prompt, messages=messages, variables=variables, actor=actor, reason=self.reason)
@@ -89,12 +82,22 @@ class WithdrawBody(Body):
     reason: Reason = Field("asked for", description="why; it is recorded")
 
 
+class TemplateCall(Answer):
+    """A call of a tool in an example."""
+
+    id: str
+    name: str
+    arguments: str = Field(description="JSON object")
+
+
 class TemplateMessage(Answer):
     """A message of a prompt."""
 
     role: str
     content: str
     name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[TemplateCall] = Field([], description="of the assistant")
 
 
 class TemplateAnswer(Answer):
@@ -348,4 +351,4 @@ def template_answer(
 
 
 def _message(message: Message) -> TemplateMessage:
-    return TemplateMessage(role=message.role, content=message.content, name=message.name)
+    return TemplateMessage.model_validate(asdict(message))

@@ -43,14 +43,14 @@ def room(name: str) -> str:
     return BILLS[name]
 
 
-def worked(name: str, its_room: str, number: str) -> list[dict[str, str]]:
-    """Return the messages of a run that goes well; prompts have no calls and results, so these are texts."""
-    called, then_called = (
-        f'<tool_call>{{"name": "{tool}", "arguments": {{"name": "{key}"}}}}</tool_call>'
-        for tool, key in (("guest", name), ("room", its_room))
-    )
-    texts = (f"guest: {name}", called, f"room: {its_room}", then_called, number, number)
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+def worked(name: str, its_room: str, number: str) -> list[dict[str, Any]]:
+    """Return the messages of a run that goes well."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"guest: {name}"}]
+    for tool, key, found in (("guest", name, f"room: {its_room}"), ("room", its_room, number)):
+        call = {"id": key, "name": tool, "arguments": json.dumps({"name": key})}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": found, "name": tool, "tool_call_id": key})
+    return [*messages, {"role": "assistant", "content": number}]
 
 
 def write_files(seed: int) -> None:

@@ -13,7 +13,7 @@ from plugins.prompts.search import search_request
 from plugins.prompts.versions import prompt_use
 from plugins.prompts.versions.prompt_state import PromptState, fold, refusal
 from plugins.prompts.versions.prompt_use import PromptReference
-from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
+from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, ToolCall, problems
 from streams.errors import EventError, NotFoundError
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold as fold_run
@@ -23,6 +23,8 @@ from tests.support.factories import prompt_event, task, trajectory, turn
 from tests.support.log.join_partition import Log, answers, scores
 
 FIRST = prompt_event()
+CALL, UNREADABLE = (ToolCall(id="c1", name="get", arguments=text) for text in ("{}", "{"))
+TOLD = Message(role="tool", content="{{name}}", tool_call_id="c1")
 SECOND = prompt_event("created", 1, version=2, messages=(Message(role="system", content="Say hello to {{name}}."),))
 
 
@@ -46,6 +48,13 @@ def test_the_same_text_is_one_version_however_often_it_is_proposed() -> None:
     again = replace(SECOND, messages=FIRST.messages, digest=FIRST.digest)
     state = folded(FIRST, again)
     assert len(state.versions) == 1 and list(state.refused.values()) == ["version 1 has the same text; use that one"]
+
+
+def test_a_text_without_its_calls_is_another_version_and_a_value_is_put_into_a_result() -> None:
+    example = (Message(role="assistant", content="", tool_calls=(CALL,)), TOLD)
+    digests = {prompt_event(messages=shown).digest for shown in (example, (replace(example[0], tool_calls=()), TOLD))}
+    assert len(digests) == 2 and list(problems(prompt_event(messages=example))) == []
+    assert uses(messages=example).render() == (example[0], replace(TOLD, content="Ann"))
 
 
 def test_of_two_versions_that_were_decided_at_once_the_first_takes_effect() -> None:
@@ -130,7 +139,13 @@ def test_a_thread_keeps_its_version_while_others_leave_the_comparison() -> None:
         (prompt_event(variables=()), "{{name}} is not declared"),
         (prompt_event(messages=(Message(role="system", content="Greet."),)), "no message has {{name}}"),
         (prompt_event(messages=(Message(role="user", content="{{name}} {{ 7 * 7 }}"),)), "nothing is computed"),
-        (prompt_event(messages=(Message(role="tool", content="{{name}}"),)), "expected system, user, assistant"),
+        (
+            prompt_event(messages=(Message(role="critic", content="{{name}}"),)),
+            "expected system, user, assistant, tool",
+        ),
+        (prompt_event(messages=(Message(role="tool", content="{{name}}"),)), "messages[0] is the result of call None"),
+        (prompt_event(messages=(Message(role="user", content="", tool_calls=(CALL,)), TOLD)), "of role user; calls"),
+        (prompt_event(messages=(Message(role="assistant", content="", tool_calls=(UNREADABLE,)), TOLD)), "JSON object"),
         (
             prompt_event(messages=(Message(role="user", content="{{name}} {{name"),)),
             "the {{ at character 9 is not closed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from plugins.agents.agent_manager import AgentManager
 from plugins.prompts.versions import prompt_log, prompt_use
 from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
 from plugins.prompts.versions.prompt_use import PromptReference
+from schemas.conversation import MessageIn
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
@@ -33,6 +35,7 @@ from tests.support.log.unchecked import write_unchecked
 from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "key_chain"
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 
 
@@ -118,12 +121,31 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
     assert audited.exit_code == 0, audited.output
 
 
+BOTH = {"role": "system", "content": "{{a}} and {{b}}"}
+LOOKUP = {"id": "c1", "name": "get", "arguments": '{"key": "fox"}'}
+ASKED = {"role": "assistant", "content": "", "tool_calls": [LOOKUP]}
+TOLD = {"role": "tool", "content": "{{a}}", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([BOTH], "{{b}} is not declared; add b to variables, with its type"),
+        ([ASKED, {"role": "user", "content": "{{a}}"}], "messages[0] makes call 'c1'; add its result, of role tool"),
+        ([ASKED, TOLD, TOLD], "messages[2] is the result of call 'c1'; expected a call of the answer before it"),
+        ([ASKED, TOLD] * 2, "messages[2] makes call 'c1'; expected an id that no other call of the prompt has"),
+        (
+            [{**ASKED, "tool_calls": [{**LOOKUP, "arguments": '{"key": "{{a}}"}'}]}, TOLD],
+            "messages[0]: arguments of get have a {{variable}}; expected it in a content alone",
+        ),
+    ],
+)
 def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_log(
-    kafka_bootstrap: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kafka_bootstrap: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: list[dict[str, Any]], says: str
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
-    bad = {"messages": [{"role": "system", "content": "{{a}} and {{b}}"}], "variables": {"a": "string"}}
-    words = "prompt greet: {{b}} is not declared; add b to variables, with its type"
+    bad: dict[str, Any] = {"messages": messages, "variables": {"a": "string"}}
+    words = f"prompt greet: {says}"
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
         file = tmp_path / "messages.json"
         file.write_text(json.dumps(bad["messages"]), encoding="utf-8")
@@ -132,12 +154,39 @@ def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_lo
         assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (2, f"Error: {words}")
         sent = client.post(f"{url}/prompts/templates", json={"name": "greet", **bad})
         assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
-    text = {"messages": (Message(role="system", content="{{a}} and {{b}}"),), "variables": (PromptVariable(name="a"),)}
+    sent_messages = tuple(MessageIn.model_validate(message).message for message in messages)
+    text: dict[str, Any] = {"messages": sent_messages, "variables": (PromptVariable(name="a"),)}
     event = prompt_event(**text)
     write_unchecked(settings, event)
     with caplog.at_level(logging.WARNING, "streamward.prompts"), PromptLog(settings) as log:
         assert log.states == {}
-    assert "{{b}} is not declared; add b to variables, with its type" in caplog.text
+    assert says in caplog.text
+
+
+def test_the_example_s_prompt_has_calls_and_results_and_a_call_begins_with_them(
+    kafka_bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    desk = importlib.import_module("front_desk")
+    shown = [message for example in desk.EXAMPLES for message in desk.worked(*example)]
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps([{"role": "system", "content": desk.SYSTEM}, *shown]))
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": [{"when": "guest: fox-lamp", "reply": "Hm."}]})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
+        made = invoke(
+            settings, "improve", "prompts", "create", "desk", "--messages", f"@{file}", "--alias", "production"
+        )
+        assert made.exit_code == 0, made.stderr
+        [version] = client.get(f"{url}/prompts/templates").json()["data"]
+        body = {"model": "sums", "prompt": {"id": "desk"}, "messages": [{"role": "user", "content": "guest: fox-lamp"}]}
+        client.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+    wanted = [MessageIn.model_validate(message).message for message in shown]
+    assert sum(len(message.tool_calls) for message in wanted) == 4
+    assert [MessageIn.model_validate(message).message for message in version["messages"][1:]] == wanted
+    [turn] = [turn for _, turn in read(settings, Turn)]
+    assert list(turn.messages[1:-1]) == wanted
+    calls = [(call.name, json.loads(call.arguments)) for message in turn.messages for call in message.tool_calls]
+    assert calls[:2] == [("guest", {"name": "sheep-wolf"}), ("room", {"name": "tiger-camel"})]
 
 
 def test_a_task_keeps_the_version_that_its_prompt_meant_when_it_was_written(made: Settings, tmp_path: Path) -> None:
