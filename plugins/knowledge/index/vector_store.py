@@ -43,13 +43,11 @@ class VectorStore:
         return self._vectors[key]
 
     def put(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
-        """Keep vectors; they are on the disk when it returns. Raises OSError."""
+        """Keep vectors. Raises OSError. What a machine that stops loses of them is made again."""
         records = self._records_of(keys, vectors)
         with hold_when_free(self._folder), self._path.open("ab") as file:
             os.ftruncate(file.fileno(), file.tell() // self._record.itemsize * self._record.itemsize)
             file.write(records.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
         self._vectors.update(zip(keys, records["vector"], strict=True))
 
     def keep(self, keys: Collection[bytes]) -> None:
