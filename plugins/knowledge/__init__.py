@@ -27,4 +27,5 @@ PLUGIN = Plugin(
     views="plugins.knowledge.document_views:VIEWS",
     lists="plugins.knowledge.document_views:LISTS",
     recounts="plugins.knowledge.recount_documents:RECOUNTS",
+    extends={"threads": "plugins.knowledge.index.text_ranking:SEARCHES"},
 )

@@ -62,6 +62,15 @@ class CompactionRule(OutsideObject):
     prompt: Prompt = Field(description="NAME@VERSION or NAME@ALIAS: it is asked for the summary")
 
 
+class SearchRule(OutsideObject):
+    """Where an agent gets what says most about its question instead of all."""
+
+    over: Literal["store", "thread"] = Field(
+        description="store: the items of the namespace; thread: the messages that turns leaves out"
+    )
+    limit: int = Field(5, ge=1, le=MOST_ITEMS, description="most items, or messages")
+
+
 class AgentMemory(OutsideObject):
     """What an agent gets to read of its thread and of the store, and what its runs leave there; nothing is left out
     unless it says so.
@@ -72,14 +81,30 @@ class AgentMemory(OutsideObject):
         None, min_length=1, description="of the store: its items are given with a run"
     )
     items: int | None = Field(None, ge=1, le=MOST_ITEMS, description=f"most of them; default: {MOST_ITEMS}")
+    search: SearchRule | None = Field(
+        None, description="of its store or its thread it gets what says most about the last question, by an index"
+    )
     remember: RememberRule | None = Field(None, description="what a run leaves in the store")
     compaction: CompactionRule | None = Field(None, description="when the beginning of a thread is summarized")
+
+    @property
+    def has_items(self) -> bool:
+        """Whether a run is given more than messages of its thread as they are."""
+        return self.namespace is not None or self.search is not None
 
     @property
     def fault(self) -> str | None:
         """Why these cannot take effect together; None if they can."""
         if self.items is not None and self.namespace is None:
             return "memory_config.items needs a namespace; name the one whose items the agent gets"
+        if (
+            self.search is not None
+            and self.search.over == "store"
+            and (self.namespace is None or self.items is not None)
+        ):
+            return "memory_config.search over the store needs a namespace, and limit instead of items"
+        if self.search is not None and self.search.over == "thread" and self.turns is None:
+            return "memory_config.search over the thread needs turns; without them the agent reads all of it"
         if self.remember is not None and (self.remember.namespace or self.namespace) is None:
             return "memory_config.remember needs a namespace; name the one that gets its items"
         if self.turns is not None and self.compaction is not None:

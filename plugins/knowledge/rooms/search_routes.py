@@ -22,13 +22,13 @@ from gateway.http.principal import tenant_of
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from plugins.knowledge.embedders import embedder
-from plugins.knowledge.index.chunks import Chunk
-from plugins.knowledge.index.corpus import Corpus, Hit, SearchMode, SearchQuery
+from plugins.knowledge.index.corpus import Hit, SearchMode, SearchQuery
 from plugins.knowledge.index.generation import index_of
 from plugins.knowledge.index.knowledge_index import KnowledgeIndex
+from plugins.knowledge.index.text_ranking import fuse
 from plugins.knowledge.log.knowledge_settings import Knowledge
 from plugins.knowledge.rooms.document_routes import READ
-from schemas.events import DocumentEvent, Message, RewardSource, Task
+from schemas.events import Message, RewardSource, Task
 from schemas.faults import nearest
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, SettingsError
@@ -185,7 +185,9 @@ class SearchRoutes:
         else:
             model = self._settings.of_plugin(Knowledge).embedder
             vectors = embedder(model).embed([body.query, *body.documents])
-            scores = _fuse(body, vectors, self._settings) if body.method == "fusion" else _diversify(body, vectors)
+            weight = self._settings.of_plugin(Knowledge).weight
+            is_fused = body.method == "fusion"
+            scores = fuse(body.query, body.documents, vectors, weight) if is_fused else _diversify(body, vectors)
         order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: body.limit]
         data = [RerankedText(index=place, score=scores[place], text=body.documents[place]) for place in order]
         return RerankAnswer(object="list", data=data, method=body.method, model=model)
@@ -227,26 +229,6 @@ def _chunk(hit: Hit) -> FoundChunk:
         source=document.source,
         metadata=dict(document.metadata),
     )
-
-
-def _fuse(body: RerankBody, vectors: np.ndarray, settings: Settings) -> list[float]:
-    corpus, scores = Corpus(vectors.shape[1]), [0.0] * len(body.documents)
-    for place, text in enumerate(body.documents):
-        document = DocumentEvent(
-            event_id="",
-            document_id=f"{place:03}",
-            created_at=0,
-            kind="added",
-            sequence=0,
-            actor="",
-            reason="",
-            text=text,
-        )
-        corpus.put(document, [(Chunk(0, 0, len(text)), b"", vectors[place + 1])])
-    weight = settings.of_plugin(Knowledge).weight
-    for hit in corpus.search(SearchQuery(body.query, vectors[0], len(scores), weight)):
-        scores[int(hit.row.document.document_id)] = hit.score
-    return scores
 
 
 def _diversify(body: RerankBody, vectors: np.ndarray) -> list[float]:

@@ -22,11 +22,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol
 
 from gateway.http import errors
-from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
+from plugins.agents.registry.agent_log import read_memory
 from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted, until_possible
 from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
@@ -36,7 +35,8 @@ from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
-from plugins.threads.log.memory_state import items_read, namespace_of, text_of_items
+from plugins.threads.log.memory_search import memories
+from plugins.threads.log.memory_state import items_read, text_of_items
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
@@ -297,9 +297,11 @@ class ThreadRuns:
         steps, parts = run.steps, [run.thread_id, run.run_id]
         whole = tuple(message.message for message in (*messages, *steps.messages))
         memory = read_memory(run.request.memory_config or "{}")
-        if memory.namespace is not None and feed.items is None:
+        if memory.has_items and feed.items is None:
             read = await self._recorder.opening(run.run_id)
-            feed.items = await errors.apart(self._items, run, memory) if read is None else items_read(read)
+            if read is None:
+                found = await errors.apart(memories, self._settings, memory, run.tenant, whole, self._memory)
+            feed.items = text_of_items(found) if read is None else items_read(read)
         if steps.turns:
             parts.append(str(len(steps.turns)))
         call = ModelCall(
@@ -316,11 +318,6 @@ class ThreadRuns:
             thread=None if run.request.stateless else id_of(run.thread_id),
         )
         return await with_prompt_and_items(run, call, feed.items or "", self._recorder, self._steps)
-
-    def _items(self, run: RunState, memory: AgentMemory) -> str:
-        """Return the items of the store that an agent is to read, as a text. Raises LogError."""
-        namespace, most = namespace_of(run.tenant, memory.namespace or ()), memory.items or MOST_ITEMS
-        return self._memory().read(lambda state: text_of_items(islice(state.below(namespace), most)))
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         answered_by = ((PROGRAM_RUN, outcome.program_run), (HANDOFF, outcome.handoff))

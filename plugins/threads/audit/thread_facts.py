@@ -314,5 +314,6 @@ def _memory_rule(text: str | None) -> MemoryRule:
     except ValueError:
         return MemoryRule()
     turns, compaction = fields.get("turns"), fields.get("compaction")
+    has_items = any(fields.get(name) is not None for name in ("namespace", "search"))
     stay = compaction.get("turns") if isinstance(compaction, dict) else None
-    return MemoryRule(turns if isinstance(turns, int) else None, fields.get("namespace") is not None, stay)
+    return MemoryRule(turns if isinstance(turns, int) else None, has_items, stay)

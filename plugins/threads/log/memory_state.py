@@ -6,7 +6,7 @@
 The newest put or deletion of a key counts. A namespace is a path of labels, joined by dots in events, so labels have no
 dots. Items are in the order of their keys, not of their writes.
 
-Not covered: semantic search, and expiry of items.
+Not covered: expiry of items.
 """
 
 from __future__ import annotations
@@ -108,9 +108,13 @@ def _has(value: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     return all(name in value and value[name] == field for name, field in fields.items())
 
 
-def text_of_items(items: Iterable[MemoryItem]) -> str:
-    """Return what a model reads of items, as data; empty without items."""
-    remembered = {f"{'/'.join(item.namespace)}/{item.key}": item.fields for item in items}
+def fields_of(items: Iterable[MemoryItem]) -> dict[str, dict[str, Any]]:
+    """Return the values of items, by namespace and key."""
+    return {f"{'/'.join(item.namespace)}/{item.key}": item.fields for item in items}
+
+
+def text_of_items(remembered: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what a model reads of remembered values, as data; empty without any."""
     return f"{REMEMBERED}\n{json_text.one_line(remembered)}" if remembered else ""
 
 

@@ -23,6 +23,7 @@ from plugins.threads.acp.run_actions import ACTOR
 from plugins.threads.acp.run_execution import ThreadRuns, run_event
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.memory_log import MemoryLog
+from plugins.threads.log.memory_search import NO_SEARCH, memory_search
 from plugins.threads.log.thread_state import RunState, ThreadState
 from plugins.threads.log.verdict_log import VerdictLog, has_verdicts
 from plugins.threads.memory.memory_calls import MemoryCalls
@@ -81,6 +82,8 @@ class RunMemory:
             return f"memory_config.remember.function {rule.function} is not in {SETTING} of this server"
         if rule is not None and rule.on == "verdict" and not has_verdicts(self._settings):
             return "memory_config.remember.on is verdict, and no loaded plugin gives verdicts (improve does)"
+        if memory.search is not None and memory_search() is None:
+            return f"memory_config.search {NO_SEARCH}"
         return None
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ from plugins.threads.log.memory_state import (
     REMEMBERED,
     MemoryItem,
     MemoryState,
+    fields_of,
     items_read,
     text_of_items,
     with_items,
@@ -57,11 +58,11 @@ def test_an_agent_reads_its_last_turns_and_the_system_message_before_them() -> N
 
 def test_what_was_remembered_is_given_as_data_after_the_system_message() -> None:
     items = [MemoryItem(("people",), key, '{"likes": "sums"}', 0, 0) for key in ("ann", "bob")]
-    text = text_of_items(items[:1])
+    text = text_of_items(fields_of(items[:1]))
     [first, question] = with_items((user("hi"),), text)
     assert first == Message(role="system", content=f'{REMEMBERED}\n{{"people/ann": {{"likes": "sums"}}}}')
     assert question == user("hi")
     with_system = with_items((Message(role="system", content="Add."), user("hi")), text)
     assert with_system[0].content == f"Add.\n\n{first.content}"
-    assert with_items((user("hi"),), text_of_items(())) == (user("hi"),)
+    assert with_items((user("hi"),), text_of_items({})) == (user("hi"),)
     assert items_read(with_system) == items_read((first, question)) == text and items_read((user(text),)) == ""
