@@ -1,6 +1,7 @@
 """The tree of a run on the page: the run, its calls, and the runs of agents that answer them, each with its state.
 
     run_tree, run_steps ──► runs without a parent, the newest first ──► /run-trees
+                        ├─► calls that wait for a person ──► /run-trees/waiting
                         └─► the tree that a run is in, from its root ──► /run-trees/RUN_ID
 
 A section of the page, if that is loaded.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from plugins.threads.waiting_page import WAITING_PAGE
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView, Row
@@ -109,8 +111,8 @@ def _node(run_id: str, runs: dict[str, Row], calls: dict[str, list[Row]]) -> Run
 
 
 def tree_pages(view: LogView) -> tuple[ViewPage, ...]:
-    """Return the list of trees, and the page of one."""
-    return ViewPage("", "run_trees.html", list_trees), ViewPage("/{run_id}", "run_tree.html", find_tree)
+    """Return the list of trees, the calls that wait for a person, and the page of one tree."""
+    return ViewPage("", "run_trees.html", list_trees), WAITING_PAGE, ViewPage("/{run_id}", "run_tree.html", find_tree)
 
 
 SECTIONS = (ViewSection("run-trees", "Run trees", "plugins.threads", tree_pages),)

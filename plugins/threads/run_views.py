@@ -55,16 +55,25 @@ WITH requested AS (
             list_transform(decisions, lambda d: {'call_id': d.call_id, 'result': NULL::VARCHAR}),
             list_transform(messages, lambda m: {'call_id': m.tool_call_id, 'result': m.content}))) AS said
         FROM whole.threads WHERE kind = 'run_resumed') GROUP BY ALL
-), over AS (SELECT DISTINCT run_id FROM whole.threads WHERE kind IN ('run_ended', 'run_cancelled'))
+), over AS (
+    SELECT DISTINCT run_id FROM whole.threads WHERE kind IN ('run_ended', 'run_cancelled', 'run_deleted')
+), cut AS (
+    SELECT thread_id, max(_offset) AS cut_at FROM (
+        FROM whole.threads WHERE kind = 'deleted' OR (kind = 'run_requested' AND if_busy = 'interrupt')
+        QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
+    ) GROUP BY thread_id
+)
 SELECT c.thread_id, c.run_id, q.agent_id, c.turn_id, c.call.id AS call_id, c.number, c.call.name AS name,
     c.call.arguments AS arguments, CASE WHEN e.error = '' THEN 'answered'
         WHEN s.result IS NOT NULL AND resumed_at > c._offset THEN 'answered'
-        WHEN e.error IS NOT NULL THEN e.error WHEN o.run_id IS NOT NULL THEN 'left'
+        WHEN e.error IS NOT NULL THEN e.error
+        WHEN o.run_id IS NOT NULL OR cut_at > c._offset THEN 'left'
         WHEN paused_at > coalesce(resumed_at, -1) THEN concat('waits for ', wait.waits_for)
         WHEN b.call_id IS NOT NULL THEN 'begun' ELSE 'open' END AS state,
     coalesce(e.result, s.result) AS result, wait.question AS question, b.child_run, b.remote_task,
     coalesce(b.handoff, false) AS handoff, c.created_at, c._partition, c._offset, c._timestamp
 FROM calls AS c LEFT JOIN requested AS q USING (run_id) LEFT JOIN over AS o USING (run_id)
+LEFT JOIN cut USING (thread_id)
 LEFT JOIN begun AS b ON b.run_id = c.run_id AND b.turn_id = c.turn_id AND b.call_id = c.call.id
 LEFT JOIN ended AS e ON e.run_id = c.run_id AND e.turn_id = c.turn_id AND e.call_id = c.call.id
 LEFT JOIN paused AS p ON p.run_id = c.run_id AND p.turn_id = c.turn_id AND p.call_id = c.call.id

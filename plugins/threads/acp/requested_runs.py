@@ -16,10 +16,16 @@ from starlette.requests import Request
 
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
-from gateway.http.principal import principal_of, sees, tenant_of
+from gateway.http.principal import actor_of, principal_of, sees, tenant_of
 from plugins.threads.acp.acp_threads import LISTED, thread_event
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
-from plugins.threads.acp.resumption import ResumedCalls, read_resumption, resumption_of_messages
+from plugins.threads.acp.resumption import (
+    ResumedCalls,
+    check_taken,
+    read_resumption,
+    resumption_event,
+    resumption_of_messages,
+)
 from plugins.threads.acp.run_execution import ThreadRuns, run_of
 from plugins.threads.acp.run_limits import RECURSION_LIMIT
 from plugins.threads.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
@@ -121,18 +127,8 @@ class RequestedRuns:
             await self._runs.children.settle(run.run_id, name)
         if values and not answered.decisions and not answered.results:
             return await self.find(request, run.run_id)
-        event = thread_event(request, run.thread_id, "run_resumed")
-        event = replace(
-            event,
-            event_id=event_id or event.event_id,
-            run_id=run.run_id,
-            decisions=answered.decisions,
-            messages=answered.results,
-        )
-        state, refusal = await self._runs.append(event)
-        if refusal is not None or state is None:
-            raise CallError("conflict", f"{refusal}; look at the run again", "command")
-        return state.runs[run.run_id]
+        event = resumption_event(run, answered, actor_of(request), event_id)
+        return check_taken(await self._runs.append(event)).runs[run.run_id]
 
     async def _waiting_run(self, request: Request, thread_id: str) -> RunState | None:
         """Return the run of a thread that waits for an answer, if a request may see it. Raises CallError."""

@@ -6,14 +6,17 @@ true, "yes" ─────────────► every call that waits for
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plugins.threads.log.run_steps import CallStep
-from plugins.threads.log.thread_state import RunState
+from plugins.threads.log.thread_log import Appended
+from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
-from schemas.events import CallDecision, Message
+from schemas.events import CallDecision, Message, ThreadEvent
 from streams.errors import CallError
+from streams.kafka import times
 
 DECISIONS = {"yes": True, "no": False, True: True, False: False}
 PARAMETER = "command.resume"
@@ -57,6 +60,27 @@ def resumption_of_messages(run: RunState, messages: Sequence[Message]) -> Resume
     if not messages or any(message.role != "tool" or message.tool_call_id not in waiting for message in messages):
         return None
     return ResumedCalls((), tuple(messages))
+
+
+def resumption_event(run: RunState, answered: ResumedCalls, actor: str, event_id: str | None = None) -> ThreadEvent:
+    """Return the event that answers a run; `event_id`: of one that may be sent again."""
+    return ThreadEvent(
+        event_id=event_id or str(uuid.uuid4()),
+        thread_id=run.thread_id,
+        created_at=times.now_ms(),
+        kind="run_resumed",
+        actor=actor,
+        run_id=run.run_id,
+        decisions=answered.decisions,
+        messages=answered.results,
+    )
+
+
+def check_taken(outcome: Appended) -> ThreadState:
+    """Return the thread of a run that took its answer. Raises CallError."""
+    if outcome.refusal is not None or outcome.state is None:
+        raise CallError("conflict", f"{outcome.refusal}; look at the run again", "command")
+    return outcome.state
 
 
 def _answer(step: CallStep, value: Any) -> ResumedCalls:
