@@ -24,7 +24,7 @@ def cache() -> None:
 @output_option
 @pass_call
 def cache_simulate(call: AppContext, similarity: float | None, output: Output) -> None:
-    """Replay the calls of the log, and count how often a cache would have lied.
+    """Count how often a cache would have lied, over the log.
 
     Exact: the same question at temperature 0 was asked again; wrong: the model answered something else then. Similar:
     the same for a question that is similar to an earlier one. The bound holds the true share of wrong similar answers

@@ -109,8 +109,11 @@ def _list_offsets(
     partitions: list[TopicPartition],
     spec: admin.OffsetSpec,
     isolation: ck.IsolationLevel = ck.IsolationLevel.READ_COMMITTED,
+    *,
+    leaders_s: float = 0.0,
 ) -> dict[TopicPartition, int]:
-    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    """`leaders_s`: for how long leaders may be missing, if longer than kafka.request_timeout_s."""
+    deadline = time.monotonic() + max(settings.kafka.request_timeout_s, leaders_s)
     while True:
         futures = client.list_offsets(
             {ck.TopicPartition(*tp): spec for tp in partitions},
@@ -203,6 +206,8 @@ def describe(settings: Settings) -> dict[str, int]:
 
 REFUSED_S = 1.0
 """How long a command tries a broker whose port refuses connections: nothing listens there."""
+CREATED_S = 60.0
+"""How long new topics may take to be listed and to have leaders; a busy node takes longer than for an answer."""
 EMPTY_S = 2.0
 """How long to doubt a cluster that reports no topic at all: a broker that has just started does too."""
 
@@ -335,29 +340,24 @@ def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTo
         except ck.KafkaException as exc:
             if exc.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
-    counts = _once_visible(settings, client, {topic.topic for topic in new})
+    names = {topic.topic for topic in new}
+    counts = _once_listed(settings, client, names, CREATED_S)
+    if unlisted := sorted(names - counts.keys()):
+        raise LogError(f"topics {', '.join(unlisted)} were created, but the broker does not list them yet; try again")
     # until each leader answers: one that refuses a producer's first batch and takes its second says of the first,
     # sent again, that it is a duplicate; the client reports it as written, and it is lost
     partitions = [(topic.topic, partition) for topic in new for partition in range(counts[topic.topic])]
-    _list_offsets(settings, client, partitions, admin.OffsetSpec.latest())
+    _list_offsets(settings, client, partitions, admin.OffsetSpec.latest(), leaders_s=CREATED_S)
     return counts
 
 
-def _once_visible(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
-    """Return the partition counts of new topics, once all are listed. Raises LogError if they never are."""
-    counts = _once_listed(settings, client, names)
-    if unlisted := sorted(names - counts.keys()):
-        raise LogError(f"topics {', '.join(unlisted)} were created, but the broker does not list them yet; try again")
-    return counts
-
-
-def _once_listed(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
-    """Return the partition counts of topics once all are listed, or kafka.request_timeout_s have passed.
+def _once_listed(settings: Settings, client: admin.AdminClient, names: set[str], most_s: float = 0.0) -> dict[str, int]:
+    """Return the partition counts of topics once all are listed, or `most_s` or kafka.request_timeout_s have passed.
 
     Raises LogError if the broker does not answer.
     """
     timeout_s = settings.kafka.request_timeout_s
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + max(timeout_s, most_s)
     while True:
         try:
             counts = _counts_of(client, names, timeout_s)

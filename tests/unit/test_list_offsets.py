@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka.admin import NewTopic, OffsetSpec
 
 from streams.errors import LogError
 from streams.kafka import admin, reader
@@ -42,6 +43,25 @@ def test_a_partition_without_an_answer_is_asked_for_again(monkeypatch: pytest.Mo
 def test_a_partition_that_is_never_answered_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LogError):
         end(monkeypatch, ck.OFFSET_INVALID)
+
+
+def test_new_topics_have_more_time_than_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy node took more than kafka.request_timeout_s to list a whole log's topics, and to lead them."""
+    begun = time.monotonic()
+    settings = Settings(kafka=Kafka(request_timeout_s=0.05))
+
+    def is_later(limit_s: float) -> bool:
+        return time.monotonic() - begun > limit_s
+
+    client: Any = SimpleNamespace(
+        create_topics=lambda new, **_: {},
+        list_offsets=lambda asked, **_: Answers(7 if is_later(0.6) else ck.OFFSET_INVALID).list_offsets(asked),
+    )
+    monkeypatch.setattr(admin, "connected", lambda *_: client)
+    monkeypatch.setattr(admin, "_look_again", lambda *_: client)
+    monkeypatch.setattr(admin, "_counts_of", lambda *_: {"tasks": 1} if is_later(0.3) else {})
+    admin.create(settings, [NewTopic("tasks", num_partitions=1)])
+    assert is_later(0.6)
 
 
 def test_a_consumer_takes_no_missing_answer_for_an_offset() -> None:
