@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from plugins.environments.adapters.adapted import AdaptedEnvironment
+from plugins.environments.environment_kind import kind_of
 from plugins.environments.episodes.environment import Environment, EpisodeError
 from streams.references import describe_module
 
@@ -83,6 +84,8 @@ def settings_to_open(names: Iterable[str]) -> dict[str, list[str]]:
     """Return what the settings `environments.modules` and `environments.servers` need to list for these references."""
     settings: dict[str, list[str]] = {}
     for name in names:
+        if kind_of(name) is not None:
+            continue
         if is_server(name):
             settings.setdefault("servers", []).append(name)
         elif module := imported_module(name):

@@ -83,7 +83,7 @@ def environments_try(
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
     scripted = handwritten_actions(actions) or None
-    with closing(EnvironmentPool(call.settings.of_plugin(Environments))) as pool:
+    with closing(EnvironmentPool(call.settings.of_plugin(Environments), call.settings)) as pool:
         trial = try_twice(pool.open, start, max_turns, scripted)
     rows: list[dict[str, Any]] = [_row("", trial.observation.messages, trial.observed[0].digest)]
     for (action, result), observed in zip(trial.steps, trial.observed[1:], strict=True):
@@ -126,7 +126,7 @@ def environments_replay(call: AppContext, name: str | None, replay_all: bool, ou
     if not recorded:
         problem = "no episode is in the log" if name is None else f"no episode begins with {name!r}"
         raise NotFoundError(f"{problem}; `streamward agents list environment` shows the runs of the built-in agent")
-    with closing(EnvironmentPool(call.settings.of_plugin(Environments))) as pool:
+    with closing(EnvironmentPool(call.settings.of_plugin(Environments), call.settings)) as pool:
         runs = list(episode_replay.replayed(recorded, pool.open))
     differ = [run for run in runs if run.differs is not None]
     skipped = [run for run in runs if run.skipped is not None]

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from plugins.environments.by_reference import check_kind, host_of, imported_module, is_reference, is_server
+from plugins.environments.environment_kind import kind_of
 from plugins.environments.episodes.environment import (
     OBSERVATION,
     RESULT,
@@ -36,9 +37,10 @@ from plugins.environments.listed import open_listed, settings_of
 from plugins.environments.settings import Environments
 from schemas import json_text
 from schemas.events import EpisodeStart
-from streams.errors import SettingsError
+from streams.errors import SettingsError, StreamwardError
 from streams.http_client import clean_key
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
+from streams.settings.model import Settings
 
 ENVIRONMENT = WorkerKind(
     "plugins.environments.environment_worker", "an environment's process", "environments.timeout_s"
@@ -48,8 +50,9 @@ ENVIRONMENT = WorkerKind(
 class EnvironmentPool:
     """Opens environments: listed ones in the caller's thread, others in processes. Any number of threads may use it."""
 
-    def __init__(self, limits: Environments) -> None:
-        self._limits = limits
+    def __init__(self, limits: Environments, settings: Settings | None = None) -> None:
+        """`settings`: for the kinds of environments that other plugins open; without them none is."""
+        self._limits, self._settings = limits, settings
         self._lock = threading.Lock()
         self._idle: dict[str, list[_EnvironmentProcess]] = defaultdict(list)
         self._alive: set[_EnvironmentProcess] = set()
@@ -61,8 +64,15 @@ class EnvironmentPool:
         """
         if not is_reference(start.name):
             return open_listed(start.name, start.settings)
-        self._check_allowed(start.name)
         settings = settings_of(start.name, start.settings)
+        if self._settings is not None and (kind := kind_of(start.name)) is not None:
+            try:
+                return kind.open(self._settings, start.name, settings)
+            except EpisodeError:
+                raise
+            except StreamwardError as exc:
+                raise EpisodeError(f"{start.name}: {exc}", reason="exception") from exc
+        self._check_allowed(start.name)
         process = self._take_idle(start.name, settings) or self._start(start.name)
         try:
             process.open(settings)

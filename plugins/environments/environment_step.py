@@ -3,7 +3,8 @@
     a listed one, or a reference ──► EpisodeStart with the line's settings and seed
     a name without a colon ──► what another plugin knows by it ──► its EpisodeStart, turns and reference
 
-A plugin adds names by `extends={"environments": "module:NAMES"}`: a tuple of NameFinder.
+A plugin adds names by `extends={"environments": "module:NAMES"}`: a tuple of NameFinder, and kinds of
+references that it opens: EnvironmentKind (environment_kind.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from plugins.environments.environment_kind import EnvironmentKind
 from plugins.environments.listed import LISTED
 from schemas.events import EpisodeStart, Task
 from streams.access.tenants.tenant_names import named
@@ -47,7 +49,8 @@ class EnvironmentStep(LineStep):
         if not _may_be_name(value.name):
             return None
         name = named(self._tenant, value.name)
-        meanings = (finder(name, self._registries) for finder in extensions("environments"))
+        finders = (each for each in extensions("environments") if not isinstance(each, EnvironmentKind))
+        meanings = (finder(name, self._registries) for finder in finders)
         return next((meaning for meaning in meanings if meaning is not None), None)
 
     def complete(self, task: Task, value: EnvironmentLine) -> CompletedTask:

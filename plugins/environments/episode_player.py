@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plugins.environments import episode_tasks
 from plugins.environments.by_reference import settings_to_open
+from plugins.environments.environment_kind import kind_of
 from plugins.environments.environment_pool import EnvironmentPool
 from plugins.environments.episodes.trial_episode import try_twice
-from plugins.environments.listed import LISTED
+from plugins.environments.listed import LISTED, settings_of
 from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Task
 from streams.errors import EventError
@@ -37,7 +40,7 @@ class EnvironmentPlayer:
     def problem(self, settings: Settings, start: EpisodeStart, max_turns: int) -> str | None:
         """Return why an episode cannot be played here, or not repeated; None if it can."""
         try:
-            with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
+            with closing(EnvironmentPool(settings.of_plugin(Environments), settings)) as pool:
                 try_twice(pool.open, start, max_turns, None)
         except EventError as exc:
             return str(exc)
@@ -45,7 +48,10 @@ class EnvironmentPlayer:
 
     def tasks(self, settings: Settings, spec: EpisodeSpec) -> Episodes:
         """Return the tasks of `spec`. Raises EpisodeError if it cannot be opened, or two episodes of a seed differ."""
-        with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
+        with closing(EnvironmentPool(settings.of_plugin(Environments), settings)) as pool:
+            if (kind := kind_of(spec.name)) is not None:
+                pinned = kind.pin(settings, spec.name, settings_of(spec.name, spec.settings))
+                spec = replace(spec, settings=json.dumps(pinned, sort_keys=True))
             return episode_tasks.episodes(spec, pool.open)
 
     @contextmanager
@@ -53,7 +59,7 @@ class EnvironmentPlayer:
         """Yield the work of an agent that plays episodes. Raises SettingsError for `server`."""
         from plugins.environments.episode_agent import EpisodeAgent
 
-        with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
+        with closing(EnvironmentPool(settings.of_plugin(Environments), settings)) as pool:
             player = EpisodeAgent(server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key)
             with closing(player):
                 yield player.work

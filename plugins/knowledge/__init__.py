@@ -27,5 +27,8 @@ PLUGIN = Plugin(
     views="plugins.knowledge.document_views:VIEWS",
     lists="plugins.knowledge.document_views:LISTS",
     recounts="plugins.knowledge.recount_documents:RECOUNTS",
-    extends={"threads": "plugins.knowledge.index.text_ranking:SEARCHES"},
+    extends={
+        "environments": "plugins.knowledge.search_game:KINDS",
+        "threads": "plugins.knowledge.index.text_ranking:SEARCHES",
+    },
 )

@@ -82,7 +82,7 @@ class TextGame(ABC, Generic[O]):
     """An environment of one command."""
 
     name: ClassVar[str]
-    version: ClassVar[str]
+    version: str
     options_type: ClassVar[type[GameOptions]]
     command: ClassVar[Command]
     question_is_whole: ClassVar[bool]

@@ -70,7 +70,7 @@ def _tried(start: EpisodeStart, entry: str | None, played: Episodes) -> Playable
     first = played.train[0]
     environment = JobEnvironment(
         name=start.name,
-        settings=start.settings,
+        settings=(first.environment or start).settings,
         entry=entry,
         seeds=train,
         held_out_seeds=held_out,

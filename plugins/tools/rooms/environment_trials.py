@@ -85,7 +85,7 @@ class EnvironmentTrials:
         settings = compact(body.settings or {}, "settings")
         start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
         actions = None if body.actions is None else handwritten_actions(body.actions)
-        with closing(EnvironmentPool(self._settings.of_plugin(Environments))) as pool:
+        with closing(EnvironmentPool(self._settings.of_plugin(Environments), self._settings)) as pool:
             try:
                 episode = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
             except EventError as exc:

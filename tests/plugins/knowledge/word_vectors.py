@@ -44,7 +44,7 @@ def _vector(word: str, dimensions: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(dimensions)
 
 
-def document(name: str, text: str, **metadata: str) -> DocumentEvent:
+def document(name: str, text: str, /, **metadata: str) -> DocumentEvent:
     """Return the event that added a document."""
     return document_event(document_id=name, text=text, digest=text_digest(text), metadata=metadata)
 
