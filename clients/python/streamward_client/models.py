@@ -989,16 +989,6 @@ class PromptLine(TypedDict):
     variables: NotRequired[dict[str, Any]]
 
 
-class PromptMessageBody(TypedDict):
-    """
-    A message of a prompt.
-    """
-
-    role: str
-    content: str
-    name: NotRequired[str | None]
-
-
 class PromptParameter(TypedDict):
     """
     A prompt of the log.
@@ -1409,7 +1399,7 @@ class RunFigures(TypedDict):
     versions: list[int]
     began_at: str
     ended_at: str | None
-    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool"] | None
+    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool", "waits_for_consent"] | None
     reason: str | None
     turns: int
     failed_turns: int
@@ -1512,6 +1502,15 @@ class SearchBody(TypedDict):
     weight: NotRequired[float | None]
     filter: NotRequired[dict[str, str | list[str]]]
     wait_s: NotRequired[float]
+
+
+class SearchRule(TypedDict):
+    """
+    Where an agent gets what says most about its question instead of all.
+    """
+
+    over: Literal["store", "thread"]
+    limit: NotRequired[int]
 
 
 class SelfPlayBody(TypedDict):
@@ -1668,17 +1667,14 @@ class TaskAnswer(TypedDict):
     recorded_at: str
 
 
-class TemplateBody(TypedDict):
+class TemplateCall(TypedDict):
     """
-    A version of a prompt: its text, with {{name}} where the value of a variable goes.
+    A call of a tool in an example.
     """
 
+    id: str
     name: str
-    template: NotRequired[str | None]
-    messages: NotRequired[list[PromptMessageBody] | None]
-    variables: NotRequired[dict[str, Literal["string", "integer", "number", "boolean", "json"]] | None]
-    alias: NotRequired[str | None]
-    reason: NotRequired[str]
+    arguments: str
 
 
 class TemplateMessage(TypedDict):
@@ -1689,6 +1685,8 @@ class TemplateMessage(TypedDict):
     role: str
     content: str
     name: NotRequired[str | None]
+    tool_call_id: NotRequired[str | None]
+    tool_calls: NotRequired[list[TemplateCall]]
 
 
 class TextBlock(TypedDict):
@@ -2107,6 +2105,7 @@ class AgentMemory(TypedDict):
     turns: NotRequired[int | None]
     namespace: NotRequired[list[str] | None]
     items: NotRequired[int | None]
+    search: NotRequired[SearchRule | None]
     remember: NotRequired[RememberRule | None]
     compaction: NotRequired[CompactionRule | None]
 
@@ -2562,7 +2561,7 @@ class RecordedRun(TypedDict):
     versions: list[int]
     began_at: str
     ended_at: str | None
-    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool"] | None
+    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool", "waits_for_consent"] | None
     reason: str | None
     turns: int
     failed_turns: int
@@ -2730,6 +2729,19 @@ class TemplateAnswer(TypedDict):
     reason: str
     job_id: str | None
     withdrawn: NotRequired[str | None]
+
+
+class TemplateBody(TypedDict):
+    """
+    A version of a prompt: its text, with {{name}} where the value of a variable goes.
+    """
+
+    name: str
+    template: NotRequired[str | None]
+    messages: NotRequired[list[MessageIn] | None]
+    variables: NotRequired[dict[str, Literal["string", "integer", "number", "boolean", "json"]] | None]
+    alias: NotRequired[str | None]
+    reason: NotRequired[str]
 
 
 class TemplateList(TypedDict):

@@ -182,6 +182,10 @@ export type AgentMemory = {
      */
     items?: number | null;
     /**
+     * of its store or its thread it gets what says most about the last question, by an index
+     */
+    search?: SearchRule | null;
+    /**
      * what a run leaves in the store
      */
     remember?: RememberRule | null;
@@ -2207,15 +2211,6 @@ export type PromptLine = {
 };
 
 /**
- * A message of a prompt.
- */
-export type PromptMessageBody = {
-    role: string;
-    content: string;
-    name?: string | null;
-};
-
-/**
  * A prompt of the log.
  */
 export type PromptParameter = {
@@ -2371,7 +2366,7 @@ export type RecordedRun = {
     versions: Array<number>;
     began_at: string;
     ended_at: string | null;
-    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | 'waits_for_consent' | null;
     reason: string | null;
     turns: number;
     failed_turns: number;
@@ -2934,7 +2929,7 @@ export type RunFigures = {
     versions: Array<number>;
     began_at: string;
     ended_at: string | null;
-    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | 'waits_for_consent' | null;
     reason: string | null;
     turns: number;
     failed_turns: number;
@@ -3089,6 +3084,20 @@ export type SearchBody = {
      * how long to wait for an index that is being made, seconds
      */
     wait_s?: number;
+};
+
+/**
+ * Where an agent gets what says most about its question instead of all.
+ */
+export type SearchRule = {
+    /**
+     * store: the items of the namespace; thread: the messages that turns leaves out
+     */
+    over: 'store' | 'thread';
+    /**
+     * most items, or messages
+     */
+    limit?: number;
 };
 
 /**
@@ -3383,9 +3392,9 @@ export type TemplateBody = {
      */
     template?: string | null;
     /**
-     * or several, of system, user and assistant
+     * or several, also calls of tools and their results
      */
-    messages?: Array<PromptMessageBody> | null;
+    messages?: Array<MessageIn> | null;
     /**
      * types by name; default: each is a string
      */
@@ -3403,6 +3412,18 @@ export type TemplateBody = {
 };
 
 /**
+ * A call of a tool in an example.
+ */
+export type TemplateCall = {
+    id: string;
+    name: string;
+    /**
+     * JSON object
+     */
+    arguments: string;
+};
+
+/**
  * Every version of every prompt that one may know of.
  */
 export type TemplateList = {
@@ -3417,6 +3438,11 @@ export type TemplateMessage = {
     role: string;
     content: string;
     name?: string | null;
+    tool_call_id?: string | null;
+    /**
+     * of the assistant
+     */
+    tool_calls?: Array<TemplateCall>;
 };
 
 /**
