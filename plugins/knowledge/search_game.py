@@ -3,7 +3,7 @@
     element: argon ──► search(argon) ──► the best chunk, 0.2 if the answer is in it ──► 39.948 ──► 0.8 if it is right
 
 Questions are made of the metadata of documents by the templates `ask` and `answer`. Every third document is held out,
-and asked about from the seed HELD_OUT_SEEDS on. What is found is an observation, so it bears no loss. The digest of the
+and asked about from the seed HELD_OUT_SEEDS on. A found chunk is an observation, so it bears no loss. The digest of the
 index is part of the environment's version, which each turn records. With `as_of`, the number of records of each
 partition of `documents` that are read, an episode is played again in the index of then, whatever its documents became.
 """

@@ -1,4 +1,4 @@
-"""What waits for a person, on the page: calls that ask for consent, and questions of agents, each with a form.
+"""Calls that wait for a person, on the page: those that ask for consent, and questions of agents, each with a form.
 
     run_steps ──► calls that wait for a person, the oldest first ──► /run-trees/waiting
     form ──► the run as it is now ──► read_resumption, as of a request to resume it ──► run_resumed ──► its server

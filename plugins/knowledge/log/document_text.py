@@ -8,13 +8,14 @@ Not covered: pictures of text, as in scanned pages; such a file has no text, and
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any
 
 from plugins.knowledge.log.document_log import DocumentDraft
+from plugins.knowledge.log.pdf_process import text_of_pdf
 from schemas import json_text
 from streams.errors import EventError
 
@@ -85,17 +86,14 @@ def _of_line(line: str, number: int, draft: DocumentDraft) -> DocumentDraft:
 
 
 def _of_pdf(data: bytes, document_id: str) -> str:
-    try:
-        import pypdf
-    except ImportError as exc:
+    if find_spec("pypdf") is None:
         raise EventError(
             f"document {document_id}: PDF is read by pypdf, which is not installed; pip install 'streamward[pdf]'"
-        ) from exc
+        )
     try:
-        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
-    except Exception as exc:  # pypdf raises what the bytes of a broken file lead it to
-        raise EventError(f"document {document_id}: cannot be read as PDF ({type(exc).__name__}: {exc})") from exc
-    return "\n\n".join(pages)
+        return text_of_pdf(data)
+    except ValueError as exc:
+        raise EventError(f"document {document_id}: cannot be read as PDF ({exc})") from exc
 
 
 class _TextOfHtml(HTMLParser):

@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from plugins.knowledge.log import pdf_process
 from plugins.knowledge.log.document_log import DocumentDraft
 from plugins.knowledge.log.document_text import HTML, LINES, PDF, PLAIN, read_documents
 from streams.errors import EventError
@@ -65,3 +66,15 @@ def test_json_lines_are_documents_with_the_rest_as_metadata() -> None:
 def test_what_cannot_be_read_is_refused_with_its_place(data: bytes, media_type: str, problem: str) -> None:
     with pytest.raises(EventError, match=problem):
         texts(data, media_type)
+
+
+def test_a_pdf_that_takes_too_long_is_refused_and_the_next_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 34 KB with many trailers held its reader for half a minute."""
+    pytest.importorskip("pypdf", reason="pip install 'streamward[pdf]'")
+    monkeypatch.setattr(pdf_process, "PDF_S", 0.05)
+    trailers = b"trailer<</Size 6/Root 1 00000212 00000 n\0\nnull0000000292 00000 n \n" * 20_000
+    with pytest.raises(EventError, match=r"^document sea/file: cannot be read as PDF \(it takes longer than 0\.05 s"):
+        texts(trailers + b"startxref\n1\n%%EOF", PDF)
+    monkeypatch.undo()
+    with pytest.raises(EventError, match=r"cannot be read as PDF .*Error"):
+        texts(b"no pdf", PDF)
