@@ -89,6 +89,11 @@ class CallStop:
         if self.is_stopped:
             kill()
 
+    def disarm(self) -> None:
+        """Take in that the call has ended: what made it is free for the next one, which nothing here may end."""
+        with self._lock:
+            self._kill = self._accept = None
+
     def stop(self) -> None:
         """End the call: it fails, or it has its result already."""
         with self._lock:

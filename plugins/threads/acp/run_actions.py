@@ -287,6 +287,8 @@ class RunActions:
         except Exception:  # whatever a tool does, its run continues
             log.exception("call %s of run %s failed", call.step.call.id, call.run.run_id)
             reply = ToolReply("the call failed; the output of the server says why", "failed")
+        finally:
+            stop.disarm()
         if stop.is_stopped:
             return  # its run has ended
         if reply.error == INPUT_REQUIRED:
