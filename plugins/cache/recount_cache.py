@@ -11,7 +11,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from schemas.events import Coordinates, Response, Turn
-from streams.access.tenants.tenant_names import tenant_in
 from streams.kafka.record import Record
 from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.subject import SubjectRecount
@@ -48,7 +47,7 @@ class CacheRecount(SubjectRecount):
     def take(self, record: Record, event: Turn | Response) -> None:
         """Take in a turn or a response."""
         if isinstance(event, Turn):
-            name, tenant, whole = event.turn_id, tenant_in(event.agent_id), event.delivered and event.error is None
+            name, tenant, whole = event.turn_id, _tenant_of(event.agent_id), event.delivered and event.error is None
             learned = event.sampling_id is not None
         else:
             name, tenant, whole = event.response_id, None, event.error is None
@@ -82,3 +81,9 @@ class CacheRecount(SubjectRecount):
 
 
 RECOUNTS = (CacheRecount,)
+
+
+def _tenant_of(agent_id: str) -> str | None:
+    """Return the tenant that an agent's name begins with: red of red.calc."""
+    tenant, dot, _ = agent_id.partition(".")
+    return tenant if dot else None

@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 from schemas.events import DocumentEvent
 
-_ENDS = tuple(re.compile(end) for end in (r"\n\s*\n\s*|\n(?=#{1,6} )", r"(?<=[.!?…。])\s+|\n+", r"\s+"))
+_ENDS = (
+    re.compile(r"\n(?:[^\S\n]*\n)+[^\S\n]*|\n(?=#{1,6} )"),
+    re.compile(r"(?<=[.!?…。])\s+|\n+"),
+    re.compile(r"\s+"),
+)
 """Between which a text is cut: paragraphs and headings, sentences and lines, words."""
 
 

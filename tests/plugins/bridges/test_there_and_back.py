@@ -131,7 +131,7 @@ def test_a_strangers_step_on_an_exported_batch_is_our_own_and_training_goes_on_f
     assert (second.version, second.parent_version, second.last_batch) == (2, 1, 1)
     assert second.recipe[OPTIMIZER] == "fresh behind version 1, which was trained elsewhere"
     again = stranger.step(exported(settings, tmp_path / "next", 1), tmp_path / "again", theirs)
-    assert furthest(fetched(settings, second, tmp_path / "second"), again) < 1e-6, "its next step is ours, too"
+    assert furthest(fetched(settings, second, tmp_path / "second"), again) < 5e-6, "its next step is ours, too"
     assert stranger.seen == pytest.approx({name: second.metrics[name] for name in stranger.seen}, rel=1e-6, abs=1e-6)
 
 
@@ -315,7 +315,7 @@ def test_a_trainer_that_was_about_to_announce_the_same_version_goes_on_from_the_
     second = trained(settings)[1]
     assert (second.version, second.actor) == (2, "trainer")
     again = Stranger(settings.model.base).step(exported(settings, tmp_path / "next", 1), tmp_path / "again", adapter)
-    assert furthest(fetched(settings, second, tmp_path / "second"), again) < 1e-6
+    assert furthest(fetched(settings, second, tmp_path / "second"), again) < 5e-6
 
 
 @pytest.mark.kills

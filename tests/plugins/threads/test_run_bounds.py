@@ -73,7 +73,7 @@ def register(client: Client) -> None:
 def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ToolServer, Client]]:
     with with_tools(kafka_bootstrap, tmp_path_factory.mktemp("bounds"), REPLIES) as plain:
         tools = with_limits(plain, 1.0)
-        topics = tools.settings.topics.model_copy(update={"max_record_bytes": 32 * 1024})
+        topics = tools.settings.topics.model_copy(update={"max_record_bytes": 64 * 1024})
         tools = tools._replace(settings=tools.settings.model_copy(update={"topics": topics}))
         with audited(tools.settings):
             register(client_of(tools))

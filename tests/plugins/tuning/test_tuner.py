@@ -116,8 +116,8 @@ def trls(trainer: type[Any], config: type[Any], rows: list[dict[str, Any]], fold
 
 
 def assert_as_trl(mine: list[float], theirs: list[float]) -> None:
-    """Within 1e-6; behind the optimizer, which magnifies the last digits of a gradient, a little less."""
-    assert mine[0] == pytest.approx(theirs[0], abs=1e-6)
+    """Within 1e-6 of the loss; behind the optimizer, which magnifies the last digits of a gradient, a little less."""
+    assert mine[0] == pytest.approx(theirs[0], rel=1e-6)
     assert mine == pytest.approx(theirs, abs=1e-4)
     assert mine[0] - mine[-1] > 0.01, "the steps must have an effect"
 
