@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from schemas import json_text
@@ -23,6 +23,9 @@ SINGLE: tuple[EndpointKind, ...] = ("function", "http", "agent", "a2a")
 """Endpoints that are one tool each."""
 INPUT_REQUIRED = "input_required"
 """The error of a call whose agent, of another server, asks something and waits for the answer."""
+AGENT_PARAMETERS = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
+"""JSON Schema of a call of an agent."""
+NO_AGENT_MESSAGE = "expected one argument, message: a text that is not empty"
 TOOL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")
 """An entry of the registry; before the dot is its tenant."""
 OWN_ID = re.compile(r"mcp:[a-z]{1,40}")
@@ -66,6 +69,12 @@ class PromptMessage(Protocol):
     @property
     def content(self) -> str:
         """The text."""
+
+
+def agent_message(arguments: Mapping[str, Any]) -> str | None:
+    """Return the message of a call of an agent; None if it has none, which NO_AGENT_MESSAGE says."""
+    message = arguments.get("message")
+    return message if isinstance(message, str) and message else None
 
 
 def endpoint_kind(endpoint: str) -> EndpointKind:

@@ -63,7 +63,7 @@ WITHOUT_TRY = {
     "streams/engines/rendering/answer_form.py::__str__ json_text.parse": "the gateway read it and wrote it again",
     "plugins/environments/environment_worker.py::_answer json.loads": OWN,
     "plugins/knowledge/embedders/server_vectors.py::_vector b64decode": CALLER,
-    "plugins/tools/registry/tool_caller.py::call json_text.parse": "an earlier call that the environment took",
+    "plugins/tools/registry/tool_caller.py::answer json_text.parse": "an earlier call that the environment took",
     "streams/engines/rendering/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
     "streams/engines/rendering/chat_template.py::_as_function json_text.parse": CALLER,
     "streams/engines/rendering/chat_template.py::_as_dictionary json_text.parse": CALLER,

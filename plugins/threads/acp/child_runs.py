@@ -24,10 +24,11 @@ from gateway.log.run_tools import ToolReply
 from plugins.agents.registry.agent_log import object_of
 from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
-from plugins.threads.acp.run_actions import ACTOR, NextCall, RunActions, step_event
+from plugins.threads.acp.run_actions import ACTOR, NextCall, RunActions, paused_event, step_event
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas.events import CallDecision, Message, ParentCall, PausedCall, Sampling, ThreadEvent
+from schemas.tool_text import NO_AGENT_MESSAGE, agent_message
 from streams.access.roles import Principal
 from streams.errors import CallError
 
@@ -91,9 +92,8 @@ class ChildRuns:
             return
         await before
         if child.is_open:
-            call_id, pauses = call.step.call.id, call.run.steps.pauses
-            waits = (PausedCall(call_id=call_id, waits_for="child"),)
-            await self._runs.record(step_event(call.run, "run_paused", pauses, f"{call_id} child", waits=waits))
+            wait = PausedCall(call_id=call.step.call.id, waits_for="child")
+            await self._runs.record(paused_event(call.run, (wait,)))
             return
         reply, steps = _reply(child), child.steps
         ended = call.about(
@@ -110,9 +110,9 @@ class ChildRuns:
         if depth > self._max_depth:
             problem = f"agents call each other {depth} runs deep; at most {self._max_depth} (threads.max_depth)"
             return ToolReply(problem, "max_depth")
-        message = object_of(call.step.call.arguments).get("message")
-        if not isinstance(message, str) or not message:
-            return ToolReply("expected one argument, message: a text that is not empty", "invalid")
+        message = agent_message(object_of(call.step.call.arguments))
+        if message is None:
+            return ToolReply(NO_AGENT_MESSAGE, "invalid")
         agent = self._agent(call.tool.agent, call.rights.principal)
         if isinstance(agent, ToolReply):
             return agent

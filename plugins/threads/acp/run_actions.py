@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -138,10 +138,9 @@ class RunActions:
             log.warning("run %s waits for the registry of tools: %s", run.run_id, exc)
             await asyncio.sleep(AGAIN_S)
             return
-        waits = tuple(step for step in steps if isinstance(step, PausedCall))
+        waits = [step for step in steps if isinstance(step, PausedCall)]
         if len(waits) == len(steps):
-            names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
-            await self._record(step_event(run, "run_paused", run.steps.pauses, *names, waits=waits))
+            await self._record(paused_event(run, waits))
             return
         limit, tasks = asyncio.Semaphore(CALLS_OF_RUN), list[asyncio.Task[None]]()
         try:
@@ -156,24 +155,23 @@ class RunActions:
     async def _next_steps(self, run: RunState) -> list[NextStep]:
         """Return what may be done about the open calls of a run, in their order. Raises LogError."""
         steps: dict[str, NextStep] = {}
-        keeps_state = False
+        references, keeps_state = registered_tools(run), False
         for step in run.steps.open_calls:
             if step.call.id in steps:
                 continue  # a second call of this id is made once the first has its result
-            found = await self._next_step(run, step)
-            if isinstance(found, NextCall) and found.tool.keeps_state:
+            call = await self._next_step(run, step, references.get(step.call.name))
+            if isinstance(call, NextCall) and call.tool.keeps_state:
                 if keeps_state:
                     break  # it depends on the result of the one before
                 keeps_state = True
-            if isinstance(found, NextCall) and found.tool.handoff:
-                is_first = all(isinstance(other, PausedCall) for other in steps.values())
-                steps |= {step.call.id: found} if is_first else {}
+            if isinstance(call, NextCall) and call.tool.handoff:
+                if all(isinstance(earlier, PausedCall) for earlier in steps.values()):
+                    steps[step.call.id] = call
                 break  # with its result the run ends
-            steps[step.call.id] = found
+            steps[step.call.id] = call
         return [*steps.values()]
 
-    async def _next_step(self, run: RunState, step: CallStep) -> NextStep:
-        reference = registered_tools(run).get(step.call.name)
+    async def _next_step(self, run: RunState, step: CallStep, reference: str | None) -> NextStep:
         if reference is None:
             return PausedCall(call_id=step.call.id, waits_for="results")
         if step.allowed is False:
@@ -293,9 +291,8 @@ class RunActions:
             return  # its run has ended
         if reply.error == INPUT_REQUIRED:
             await before
-            call_id, pauses = call.step.call.id, call.run.steps.pauses
-            waits = (PausedCall(call_id=call_id, waits_for="remote", question=reply.text),)
-            await self._record(step_event(call.run, "run_paused", pauses, f"{call_id} remote", waits=waits))
+            wait = PausedCall(call_id=call.step.call.id, waits_for="remote", question=reply.text)
+            await self._record(paused_event(call.run, (wait,)))
             return
         duration_ms = round((time.monotonic() - started) * 1000)
         await before
@@ -326,6 +323,12 @@ def _call_ended(run: RunState, step: CallStep, call: RunCall, reply: ToolReply) 
     message = Message(role="tool", content=reply.text, tool_call_id=step.call.id)
     call = replace(call, error=reply.error)
     return step_event(run, "call_ended", step.call.id, messages=(message,), call=call)
+
+
+def paused_event(run: RunState, waits: Sequence[PausedCall]) -> ThreadEvent:
+    """Return the event that a run waits for these."""
+    names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
+    return step_event(run, "run_paused", run.steps.pauses, *names, waits=tuple(waits))
 
 
 def step_event(run: RunState, kind: Any, *about: object, **fields: Any) -> ThreadEvent:

@@ -15,13 +15,11 @@ from plugins.environments.listed import LISTED
 from plugins.tools.registry.tool_log import EntryOrder
 from schemas.events import EpisodeStart, Tool
 from schemas.faults import OutsideObject, faults
-from schemas.tool_text import SINGLE, TOOL_ID, endpoint_kind
+from schemas.tool_text import AGENT_PARAMETERS, SINGLE, TOOL_ID, endpoint_kind
 from streams.errors import EventError
 
 DESCRIBED = ("name", "description", "parameters")
 """Fields that describe a function, a URL or an agent."""
-MESSAGE = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
-"""JSON Schema of the arguments of an agent: what its run begins with."""
 OF_ENVIRONMENT = ("settings", "seed", "max_turns")
 """Fields of an environment."""
 
@@ -88,7 +86,7 @@ class ToolBody(OutsideObject):
         if kind not in SINGLE:
             return None
         if kind in ("agent", "a2a"):
-            description, parameters = description or f"Ask {self.endpoint.partition(':')[2]}.", MESSAGE
+            description, parameters = description or f"Ask {self.endpoint.partition(':')[2]}.", AGENT_PARAMETERS
         return Tool(
             name=self.name or self.tool_id.rpartition(".")[2],
             description=description,

@@ -29,12 +29,14 @@ from plugins.tools.registry.tool_state import Offer, RegisteredTool, ToolOutput,
 from schemas import json_text
 from schemas.events import EpisodeStart, Tool, ToolCall
 from schemas.json_arguments import from_json_texts
-from schemas.tool_text import endpoint_kind, offer_digest
+from schemas.tool_text import NO_AGENT_MESSAGE, agent_message, endpoint_kind, offer_digest
 from streams.errors import EventError
 from streams.settings.model import Settings
 
 AGENT = "agent:"
 """Before the name of an agent, in an endpoint."""
+AnswersCall = Callable[[Mapping[str, Any]], ToolOutput]
+"""Answers a call with these arguments. Raises EpisodeError, EventError."""
 
 
 class ToolCaller:
@@ -83,13 +85,11 @@ class ToolCaller:
         if entry.kind == "agent":
             raise EventError(f"tool {registered.tool_id} is an agent, which runs of other agents call; run it")
         order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
-        agent, environment = None, None
         try:
             if entry.kind == "a2a":
-                agent = self._remote(order)
-                offer = agent.offer(registered.tool, task)
+                answer, offer = self._ready_agent(order, registered.tool, task)
             else:
-                environment, offer = self._open(order, registered.tool, None if task is None else task.arm)
+                answer, offer = self._ready_environment(order, registered.tool, task, before)
         except EpisodeError:
             check_trusted(entry)
             raise
@@ -98,18 +98,38 @@ class ToolCaller:
             entry = log.note(entry.tool_id, offer, decision)
         check_trusted(entry)
         read = _read(registered.tool, arguments)
-        message = "" if agent is None else message_in(read)
         try:
-            if agent is not None:
-                return agent.answer_in_time(message) if task is None else agent.answer(message, task)
-            assert environment is not None  # noqa: S101 - one of both is open
-            for tool, earlier in before:
-                environment.step(_action(tool, _read(tool, json_text.parse(earlier))))
-            result = environment.step(_action(registered.tool, read))
+            return answer(read)
         except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
             return ToolOutput(str(exc), exc.reason)
-        text = "\n".join(message.content for message in result.observation.messages)
-        return ToolOutput(text, None if result.ok else "failed")
+
+    def _ready_agent(self, order: EntryOrder, tool: Tool, task: RemoteTask | None) -> tuple[AnswersCall, Offer]:
+        """Return what answers a call of an agent of another server, and what that offers."""
+        agent = self._remote(order)
+        offer = agent.offer(tool, task)
+
+        def answer(arguments: Mapping[str, Any]) -> ToolOutput:
+            message = agent_message(arguments)
+            if message is None:
+                raise EventError(NO_AGENT_MESSAGE)
+            return agent.answer_in_time(message) if task is None else agent.answer(message, task)
+
+        return answer, offer
+
+    def _ready_environment(
+        self, order: EntryOrder, tool: Tool, task: RemoteTask | None, before: Iterable[tuple[Tool, str]]
+    ) -> tuple[AnswersCall, Offer]:
+        """Return what answers a call of any other endpoint, after those `before`, and what that offers."""
+        environment, offer = self._open(order, tool, None if task is None else task.arm)
+
+        def answer(arguments: Mapping[str, Any]) -> ToolOutput:
+            for called, earlier in before:
+                environment.step(_action(called, _read(called, json_text.parse(earlier))))
+            result = environment.step(_action(tool, arguments))
+            text = "\n".join(message.content for message in result.observation.messages)
+            return ToolOutput(text, None if result.ok else "failed")
+
+        return answer, offer
 
     def _open(
         self,
@@ -149,14 +169,6 @@ class ToolCaller:
                 reason="not_allowed",
             )
         return credential
-
-
-def message_in(arguments: Mapping[str, Any]) -> str:
-    """Return the message of a call of an agent. Raises EventError."""
-    message = arguments.get("message")
-    if not isinstance(message, str) or not message:
-        raise EventError("expected one argument, message: a text that is not empty")
-    return message
 
 
 def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
