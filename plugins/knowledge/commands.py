@@ -71,8 +71,8 @@ def documents_add(
         )
     )
     with DocumentLog(call.settings_to_write) as log:
-        while some := [*islice(drafts, AT_ONCE)]:
-            show_answer(outcomes(some, log.put(some, DocumentAuthor(user_name(), reason))), output)
+        while batch := [*islice(drafts, AT_ONCE)]:
+            show_answer(outcomes(batch, log.put(batch, DocumentAuthor(user_name(), reason))), output)
 
 
 add_routes(
@@ -104,8 +104,7 @@ def documents_weigh(call: AppContext, index: str, questions: TextIO, wait_s: flo
     """Choose the share of vectors in searches of an index.
 
     QUESTIONS are JSON lines with a query and the document_id that it is to find. One half of them chooses, and the
-    other
-    shows what it is worth. Set knowledge.weight to the chosen one.
+    other shows what it is worth. Set knowledge.weight to the chosen one.
     """
     from plugins.knowledge.index.knowledge_index import KnowledgeIndex
     from plugins.knowledge.index.weighing import MeantDocument, weigh

@@ -81,13 +81,13 @@ class Search(TextGame[SearchOptions]):
         super().__init__(options)
         self._index, self.version = index, f"1+{index.digest[:16]}"
         templates = (options.ask, options.answer, options.query)
-        wanted = {name for template in templates for _, name, _, _ in Formatter().parse(template) if name is not None}
+        names = {name for template in templates for _, name, _, _ in Formatter().parse(template) if name is not None}
         rows = {row.document.document_id: row.document for row in index.corpus.rows}
-        documents = [document for _, document in sorted(rows.items()) if wanted <= document.metadata.keys()]
-        documents.sort(key=lambda each: hashlib.sha256(each.document_id.encode()).digest())
+        documents = [document for _, document in sorted(rows.items()) if names <= document.metadata.keys()]
+        documents.sort(key=lambda document: hashlib.sha256(document.document_id.encode()).digest())
         if len(documents) < 2 * HELD_OUT_EVERY:
             raise EpisodeError(
-                f"the index has {len(documents)} documents with the metadata {', '.join(sorted(wanted))}; expected "
+                f"the index has {len(documents)} documents with the metadata {', '.join(sorted(names))}; expected "
                 f"{2 * HELD_OUT_EVERY} or more",
                 reason="bad_settings",
             )
@@ -101,7 +101,8 @@ class Search(TextGame[SearchOptions]):
     def reset(self, seed: int) -> Observation:
         """Begin the episode of `seed`."""
         held_out = seed >= HELD_OUT_SEEDS
-        part = [each for place, each in enumerate(self._documents) if (place % HELD_OUT_EVERY == 0) == held_out]
+        documents = enumerate(self._documents)
+        part = [document for place, document in documents if (place % HELD_OUT_EVERY == 0) == held_out]
         self._document, self._found = part[seed % len(part)], False
         return super().reset(seed)
 
@@ -155,7 +156,7 @@ def open_search(settings: Settings, name: str, options: dict[str, Any]) -> Searc
     try:
         checked = SearchOptions.model_validate(pin(settings, name, options))
     except ValidationError as exc:
-        faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in exc.errors())
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in exc.errors())
         raise EpisodeError(f"{name}: {faults}", reason="bad_settings") from exc
     place = tuple(checked.as_of or ())
     key = (settings.kafka.bootstrap, settings.topics.prefix, name, settings.of_plugin(Knowledge), place)
@@ -174,7 +175,7 @@ def _ends(settings: Settings) -> list[int]:
 
 def _index_at(settings: Settings, name: str, as_of: tuple[int, ...]) -> IndexedCorpus:
     """Return an index as it was when the partitions of `documents` had so many records."""
-    ends, index, wanted = _ends(settings), name.partition(":")[2], settings.of_plugin(Knowledge)
+    ends, index, rule = _ends(settings), name.partition(":")[2], settings.of_plugin(Knowledge)
     if len(as_of) != len(ends) or any(not 0 <= place <= end for place, end in zip(as_of, ends, strict=True)):
         raise EpisodeError(f"{name}: as_of is {[*as_of]}; expected at most {ends}", reason="bad_settings")
     states: dict[str, DocumentState] = {}
@@ -183,9 +184,9 @@ def _index_at(settings: Settings, name: str, as_of: tuple[int, ...]) -> IndexedC
         if isinstance(event, DocumentEvent) and index_of(event.document_id) == index:
             before = states.get(event.document_id, DocumentState(event.document_id))
             states[event.document_id] = fold(before, event, record.at)
-    model = embedder(wanted.embedder)
-    recipe = IndexRecipe(wanted.embedder, model.digest, wanted.chunk_characters)
-    generation = IndexGeneration(recipe, model, wanted.folder)
+    model = embedder(rule.embedder)
+    recipe = IndexRecipe(rule.embedder, model.digest, rule.chunk_characters)
+    generation = IndexGeneration(recipe, model, rule.folder)
     for document_id, state in states.items():
         if state.current is not None:
             generation.change(document_id, state.current)
@@ -194,7 +195,7 @@ def _index_at(settings: Settings, name: str, as_of: tuple[int, ...]) -> IndexedC
     corpus = generation.look(lambda corpora: corpora.get(index))
     if corpus is None:
         raise EpisodeError(f"{name}: index {index!r} has no documents; add some", reason="unknown_environment")
-    return IndexedCorpus(corpus, generation, generation.digest_of(corpus), wanted.weight)
+    return IndexedCorpus(corpus, generation, generation.digest_of(corpus), rule.weight)
 
 
 KINDS = (EnvironmentKind("search", open_search, pin),)

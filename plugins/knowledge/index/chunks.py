@@ -56,13 +56,12 @@ def _parts(text: str, start: int, end: int, characters: int, level: int = 0) -> 
         yield start, end
         return
     if level == len(_ENDS):
-        yield from ((at, min(at + characters, end)) for at in range(start, end, characters))
+        yield from ((first, min(first + characters, end)) for first in range(start, end, characters))
         return
-    at = start
     for match in _ENDS[level].finditer(text, start, end):
-        yield from _parts(text, at, match.start(), characters, level + 1)
-        at = match.end()
-    yield from _parts(text, at, end, characters, level + 1)
+        yield from _parts(text, start, match.start(), characters, level + 1)
+        start = match.end()
+    yield from _parts(text, start, end, characters, level + 1)
 
 
 def _join(text: str, parts: Iterator[tuple[int, int]], characters: int) -> Iterator[tuple[int, int]]:

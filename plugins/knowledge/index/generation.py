@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from plugins.knowledge.embedders import Embedder
 from plugins.knowledge.index.chunks import Chunk, chunk_key, chunks_of, rule_of
-from plugins.knowledge.index.corpus import Corpus
+from plugins.knowledge.index.corpus import Corpus, Hit, SearchQuery
 from plugins.knowledge.index.vector_store import VectorStore
 from schemas.events import DocumentEvent
+from streams.errors import NotFoundError
 
 T = TypeVar("T")
 BATCH = 64
@@ -46,6 +47,15 @@ class IndexRecipe(NamedTuple):
     def rule(self) -> str:
         """By which documents are cut."""
         return rule_of(self.characters)
+
+
+class FoundChunks(NamedTuple):
+    """What a search found, and in what."""
+
+    hits: list[Hit]
+    recipe: IndexRecipe
+    digest: str
+    """Of the index."""
 
 
 class IndexGeneration:
@@ -92,14 +102,21 @@ class IndexGeneration:
                 break
         keys = [*missing]
         for start in range(0, len(keys), BATCH):
-            some = keys[start : start + BATCH]
-            self._store.put(some, self.embedder.embed([missing[key] for key in some]))
+            batch = keys[start : start + BATCH]
+            self._store.put(batch, self.embedder.embed([missing[key] for key in batch]))
         with self._lock:
             for document, chunks in due:
                 if self._pending.get(document.document_id) is document:  # not changed since
                     del self._pending[document.document_id]
                     corpus = self._corpora.setdefault(index_of(document.document_id), Corpus(self.embedder.dimensions))
                     corpus.put(document, [(chunk, key, self._store[key]) for chunk, key in chunks])
+
+    def search(self, index: str, query: SearchQuery) -> FoundChunks:
+        """Return the best chunks of an index. Raises NotFoundError."""
+        with self._lock:
+            if (corpus := self._corpora.get(index)) is None:
+                raise NotFoundError(f"there is no index {index[:140]!r}; GET /rag/documents lists theirs")
+            return FoundChunks(corpus.search(query), self.recipe, self.digest_of(corpus))
 
     def look(self, look: Callable[[Mapping[str, Corpus]], T]) -> T:
         """Return what `look` reads of the indexes, by name."""

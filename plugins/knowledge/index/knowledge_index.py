@@ -13,17 +13,16 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
 
 from plugins.knowledge.embedders import embedder
-from plugins.knowledge.index.corpus import Corpus, Hit, SearchQuery
-from plugins.knowledge.index.generation import IndexGeneration, IndexRecipe
+from plugins.knowledge.index.corpus import SearchQuery
+from plugins.knowledge.index.generation import FoundChunks, IndexGeneration, IndexRecipe
 from plugins.knowledge.index.vector_store import SUFFIX
 from plugins.knowledge.log.document_log import DocumentLog
 from plugins.knowledge.log.knowledge_settings import Knowledge
 from schemas import json_text
-from streams.errors import CallError, NotFoundError, StreamwardError
+from streams.errors import CallError, StreamwardError
 from streams.kafka.client import POLL_S
 from streams.kafka.record import Record
 from streams.settings.model import Settings
@@ -34,22 +33,13 @@ AGAIN_S = 1.0
 """After an error of the embedder or of the disk it is tried again."""
 
 
-class FoundChunks(NamedTuple):
-    """What a search found, and in what."""
-
-    hits: list[Hit]
-    recipe: IndexRecipe
-    digest: str
-    """Of the index."""
-
-
 class KnowledgeIndex(DocumentLog):
     """Documents and their indexes, which are made from the first search on. Use as a context manager."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings)
-        self._wanted = settings.of_plugin(Knowledge)
+        self._rule = settings.of_plugin(Knowledge)
         self._current: IndexGeneration | None = None
         self._ahead: list[IndexGeneration] = []
         """Those that are made: that of the pointer, and that of the settings."""
@@ -74,17 +64,9 @@ class KnowledgeIndex(DocumentLog):
         Raises NotFoundError, CallError if the index is not whole by then, the embedder's errors, LogError.
         """
         generation = self.whole(wait_s)
-        vector = None
         if query.mode != "words":
-            vector = generation.embedder.embed([query.text])[0]
-        query = SearchQuery(query.text, vector, query.limit, query.weight, query.filter, query.mode)
-
-        def look(corpora: Mapping[str, Corpus]) -> FoundChunks:
-            if (corpus := corpora.get(index)) is None:
-                raise NotFoundError(f"there is no index {index[:140]!r}; GET /rag/documents lists theirs")
-            return FoundChunks(corpus.search(query), generation.recipe, generation.digest_of(corpus))
-
-        return generation.look(look)
+            query = replace(query, vector=generation.embedder.embed([query.text])[0])
+        return generation.search(index, query)
 
     def whole(self, wait_s: float) -> IndexGeneration:
         """Return the indexes that answer. Raises CallError if there are none in so many seconds, LogError."""
@@ -93,8 +75,8 @@ class KnowledgeIndex(DocumentLog):
             self._changed.wait_for(lambda: self._current is not None or self._error is not None, wait_s)
             self._raise_error()
             if self._current is None:
-                there = sum(state.current is not None for state in self._states.values())
-                left = sum(generation.pending for generation in self._ahead) if self._ahead else there
+                documents = sum(state.current is not None for state in self._states.values())
+                left = sum(generation.pending for generation in self._ahead) if self._ahead else documents
                 problem = self._problem or f"{left:,} documents are still to be indexed"
                 raise CallError("busy", f"the index is being made: {problem}; try again, or wait longer")
             return self._current
@@ -127,14 +109,13 @@ class KnowledgeIndex(DocumentLog):
 
     def _begin(self) -> None:
         """Begin the indexes of the pointer and of the settings with the documents of now."""
-        wanted, folder = self._wanted, self._wanted.folder
-        recipe = IndexRecipe(wanted.embedder, embedder(wanted.embedder).digest, wanted.chunk_characters)
-        recipes = [recipe]
-        if (before := self._pointer()) not in (None, recipe) and before is not None:
+        rule, before = self._rule, self._pointer()
+        recipes = [IndexRecipe(rule.embedder, embedder(rule.embedder).digest, rule.chunk_characters)]
+        if before is not None and before not in recipes:
             with contextlib.suppress(StreamwardError):  # it cannot be had any more: its vectors are of no use
                 if embedder(before.embedder).digest == before.digest:
-                    recipes = [before, recipe]
-        generations = [IndexGeneration(each, embedder(each.embedder), folder) for each in recipes]
+                    recipes.insert(0, before)
+        generations = [IndexGeneration(recipe, embedder(recipe.embedder), rule.folder) for recipe in recipes]
         with self._changed:
             for document_id, state in self._states.items():
                 for generation in generations:
@@ -163,7 +144,7 @@ class KnowledgeIndex(DocumentLog):
             self._changed.notify_all()
         if self._ahead:
             return
-        folder, name = self._wanted.folder, f"{whole.recipe.digest}{SUFFIX}"
+        folder, name = self._rule.folder, f"{whole.recipe.digest}{SUFFIX}"
         whole.forget_others()
         half = folder / f".{POINTER}-{os.getpid()}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +155,7 @@ class KnowledgeIndex(DocumentLog):
                 path.unlink(missing_ok=True)
 
     def _pointer(self) -> IndexRecipe | None:
-        path = self._wanted.folder / POINTER
+        path = self._rule.folder / POINTER
         try:
             return IndexRecipe.read(json_text.parse(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError):

@@ -56,11 +56,11 @@ SEARCHES = (rank_memories,)
 def _vectors(model: Embedder, texts: Sequence[str]) -> np.ndarray:
     """Return the vectors of texts: float32 [texts, dimensions]."""
     keys = [hashlib.sha256(f"{model.digest}:{text}".encode()).digest() for text in texts]
-    known = {key: _CACHED[key] for key in {*keys} & {*_CACHED}}
-    missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+    vectors = {key: vector for key in keys if (vector := _CACHED.get(key)) is not None}
+    missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
     if missing:
-        known |= zip(missing, model.embed([*missing.values()]), strict=True)
+        vectors |= zip(missing, model.embed([*missing.values()]), strict=True)
     if len(_CACHED) > MOST_CACHED:
         _CACHED.clear()
-    _CACHED.update(known)
-    return np.stack([known[key] for key in keys])
+    _CACHED.update(vectors)
+    return np.stack([vectors[key] for key in keys])

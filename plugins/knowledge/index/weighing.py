@@ -9,7 +9,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from plugins.knowledge.index.corpus import SearchQuery
+from plugins.knowledge.index.generation import IndexGeneration
 from plugins.knowledge.index.knowledge_index import KnowledgeIndex
 
 WEIGHTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
@@ -40,16 +43,11 @@ def weigh(
 
     Raises as `KnowledgeIndex.search`.
     """
-    ordered = sorted(questions, key=lambda one: hashlib.sha256(repr(one).encode()).digest())
-    halves = ordered[::2], ordered[1::2]
-    recalls = [
-        (
-            weight,
-            _recall(documents, index, halves[0], weight, wait_s),
-            _recall(documents, index, halves[1], weight, wait_s),
-        )
-        for weight in WEIGHTS
-    ]
+    ordered = sorted(questions, key=lambda question: hashlib.sha256(repr(question).encode()).digest())
+    generation = documents.whole(wait_s)
+    asked = [*zip(ordered, generation.embedder.embed([question.query for question in ordered]), strict=True)]
+    halves = asked[::2], asked[1::2]
+    recalls = [(weight, *(_recall(generation, index, half, weight) for half in halves)) for weight in WEIGHTS]
     best = max(recall for _, recall, _ in recalls)
     places = [place for place, (_, recall, _) in enumerate(recalls) if recall == best]
     middle = places[len(places) // 2]
@@ -59,10 +57,10 @@ def weigh(
 
 
 def _recall(
-    documents: KnowledgeIndex, index: str, questions: Sequence[MeantDocument], weight: float, wait_s: float
+    generation: IndexGeneration, index: str, asked: Sequence[tuple[MeantDocument, np.ndarray]], weight: float
 ) -> float:
-    found = 0
-    for question in questions:
-        hits = documents.search(index, SearchQuery(question.query, None, LIMIT, weight), wait_s).hits
-        found += question.document_id in {hit.row.document.document_id for hit in hits}
-    return found / len(questions)
+    recalled = 0
+    for question, vector in asked:
+        hits = generation.search(index, SearchQuery(question.query, vector, LIMIT, weight)).hits
+        recalled += question.document_id in {hit.row.document.document_id for hit in hits}
+    return recalled / len(asked)

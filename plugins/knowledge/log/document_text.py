@@ -69,7 +69,7 @@ def _of_line(line: str, number: int, draft: DocumentDraft) -> DocumentDraft:
         raise EventError(f"{place}: is no JSON: {exc}") from exc
     if not isinstance(fields, Mapping) or not isinstance(fields.get("text"), str):
         raise EventError(f"{place}: expected an object with a text, got {line[:80]!r}")
-    others = {
+    metadata = {
         name: value if isinstance(value, str) else json_text.one_line(value)
         for name, value in fields.items()
         if name not in ("text", "name")
@@ -81,7 +81,7 @@ def _of_line(line: str, number: int, draft: DocumentDraft) -> DocumentDraft:
         document_id=f"{draft.document_id}/{name}",
         text=fields["text"],
         media_type=PLAIN,
-        metadata={**draft.metadata, **others},
+        metadata={**draft.metadata, **metadata},
     )
 
 

@@ -30,8 +30,10 @@ def text_of_pdf(data: bytes) -> str:
     with _lock:
         worker = _idle.pop() if _idle else None
     try:
-        if worker is None or worker.is_spoilt():
-            worker = WorkerProcess(_KIND, [])
+        if worker is not None and worker.is_spoilt():
+            worker.dispose()
+            worker = None
+        worker = worker or WorkerProcess(_KIND, [])
         worker.write("the file", data, PDF_S)
         answer = worker.receive("the file", "be read", PDF_S, _ID, most_bytes=MOST_BYTES)
     except WorkerError as exc:

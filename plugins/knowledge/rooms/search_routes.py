@@ -153,13 +153,13 @@ class SearchRoutes:
         index = only_index(documents, tenant) if body.index is None else named(tenant, body.index)
         weight = self._settings.of_plugin(Knowledge).weight if body.weight is None else body.weight
         query = SearchQuery(body.query, None, body.limit, weight, body.filter, body.mode)
-        found = documents.search(index, query, body.wait_s)
+        answer = documents.search(index, query, body.wait_s)
         return SearchAnswer(
             object="list",
-            data=[_chunk(hit) for hit in found.hits],
+            data=[_chunk(hit) for hit in answer.hits],
             index=index,
-            digest=found.digest,
-            embedder=found.recipe.embedder,
+            digest=answer.digest,
+            embedder=answer.recipe.embedder,
         )
 
     @REST.post(
@@ -236,8 +236,8 @@ def _diversify(body: RerankBody, vectors: np.ndarray) -> list[float]:
     near, alike = vectors[1:] @ vectors[0], vectors[1:] @ vectors[1:].T
     places, order = {*range(len(near))}, list[int]()
     while places:
-        said = alike[:, order].max(axis=1) if order else np.zeros(len(near))
-        worth = (1 - body.diversity) * near - body.diversity * said
+        repetition = alike[:, order].max(axis=1) if order else np.zeros(len(near))
+        worth = (1 - body.diversity) * near - body.diversity * repetition
         order.append(min(places, key=lambda place: (-worth[place], place)))
         places.remove(order[-1])
     return [1 - order.index(place) / len(order) for place in range(len(order))]

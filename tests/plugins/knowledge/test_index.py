@@ -1,4 +1,4 @@
-"""An index is a projection of documents: whatever happened to it, it answers as one that is made anew."""
+"""An index is a projection of documents: after any history it answers like one that was rebuilt."""
 
 from __future__ import annotations
 
