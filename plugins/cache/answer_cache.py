@@ -59,15 +59,16 @@ class LoggedQuestion:
     turn: Turn
 
     @classmethod
-    def of(cls, answer: LoggedAnswer) -> LoggedQuestion | None:
-        """Return an answer that may be given again; None for any other."""
+    def of(cls, answer: LoggedAnswer, *, has_place: bool = True) -> LoggedQuestion | None:
+        """Return an answer that may be given again, with where similar questions are; None for any other."""
         turn = answer.turn
         if not is_whole(turn) or turn.choices > 1 or turn.observed is not None:
             return None
         sampling, tenant = same_draws(turn.sampling), tenant_in(turn.agent_id) or ""
         version = turn.policy, turn.adapter_version
         conditions = (*version, answer.tools, sampling, turn.constraint, turn.prompt_version)
-        return cls(question_key(tenant, conditions, answer.prompt), place_of(tenant, conditions, answer.messages), turn)
+        place = place_of(tenant, conditions, answer.messages) if has_place else None
+        return cls(question_key(tenant, conditions, answer.prompt), place, turn)
 
 
 class AnswerCache(SamplingStep):
@@ -81,6 +82,8 @@ class AnswerCache(SamplingStep):
         self._of_tasks: OrderedDict[bytes, tuple[float, list[Completion], str]] = OrderedDict()
         self.similar = SimilarQuestions(rule)
         self.trials = Trials()
+        self._asked: dict[str, CacheQuestion] = {}
+        """Questions of the calls in progress, by the turn of the call."""
         self._suggestions: dict[str, SimilarAnswer] = {}
         """Answers to compare with those that are sampled, by the turn of the call."""
 
@@ -91,6 +94,7 @@ class AnswerCache(SamplingStep):
         question = self._question(call)
         if question is None:
             return await begin(call)
+        self._asked[call.turn_id] = question
         [generation] = call.generations
         answer = self._kept_answer(question)
         if answer is not None:
@@ -118,7 +122,7 @@ class AnswerCache(SamplingStep):
 
     def note_ended(self, call: ServedCall, turns: Sequence[Turn]) -> None:
         """Keep the answer of a call that was recorded and read whole."""
-        question, suggestion = self._question(call), self._suggestions.pop(call.turn_id, None)
+        question, suggestion = self._asked.pop(call.turn_id, None), self._suggestions.pop(call.turn_id, None)
         if question is None:
             return
         sampling = self._in_progress.get(question.key)
@@ -134,10 +138,10 @@ class AnswerCache(SamplingStep):
 
     def restore(self, answer: LoggedAnswer) -> None:
         """Take in an answer of the log, and what it says about a similar one."""
-        question = LoggedQuestion.of(answer)
+        question = LoggedQuestion.of(answer, has_place=self._rule.similar != "off")
         if question is None or CACHED_FROM in question.turn.metadata:
             return
-        if question.place is not None and self._rule.similar != "off" and question.key not in self._answers:
+        if question.place is not None and question.key not in self._answers:
             suggestion = self.similar.find(*question.place)
             if suggestion is not None:
                 self.trials.take(is_same=same_reply(question.turn, suggestion))
@@ -189,7 +193,7 @@ class AnswerCache(SamplingStep):
         self._answers.move_to_end(question.key)
         if len(self._answers) > self._rule.entries:
             self._answers.popitem(last=False)
-        if question.place is not None and self._rule.similar != "off":
+        if question.place is not None:
             self.similar.add(*question.place, SimilarAnswer(turn.turn_id, question.key, turn.reply.content))
 
     def _suggestion(self, call: ServedCall, question: CacheQuestion) -> SimilarAnswer | None:

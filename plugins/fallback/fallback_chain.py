@@ -110,7 +110,7 @@ class FallbackChain(SamplingStep):
         yield from seen
         for name in self._rule.chain(call.policy):
             other = self._other if name == "server" else None
-            version = {"server": call.version, "earlier": call.earlier, "base": 0}[name]
+            version = call.earlier() if name == "earlier" else {"server": call.version, "base": 0}[name]
             target = FallbackTarget(version, other)
             is_other_version = call.names_version and version != call.version
             is_forced = other is not None and call.form is not None  # compiled for the engine that was asked

@@ -48,8 +48,8 @@ class ServedCall:
     """The request's header Cache-Control."""
     limit_s: float
     """How long its client waits, seconds."""
-    earlier: int
-    """The version that was primary before; 0: the base model."""
+    earlier: Callable[[], int]
+    """Returns the version that was primary before; 0: the base model."""
     folder: Callable[[int], Path | None]
     """Returns the verified local folder of a loaded version."""
 

@@ -32,7 +32,7 @@ def call(question: str = "2 + 2 =", **changed: Any) -> ServedCall:
         "in_canary": False,
         "cache_control": None,
         "limit_s": 60.0,
-        "earlier": 0,
+        "earlier": lambda: 0,
         "folder": lambda _: None,
         "generations": (generation,),
     }

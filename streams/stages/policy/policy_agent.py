@@ -197,14 +197,14 @@ class PolicyAgent:
         """Sample rounds of several policies together; if the engine fails on that, each is answered alone."""
         begun: dict[str, BegunRound] = {}
         for policy, batch in ready.items():
+            rounds = self._rounds[policy]
             with self._setting_aside(policy):
-                self._rounds[policy].load()
-                current = self._rounds[policy].begin(batch)
-                rounds = self._rounds[policy]
+                rounds.load()
+                current = rounds.begin(batch)
                 if current is not None and rounds.samples_with_others(current):
                     begun[policy] = current
                 elif current is not None:
-                    self._rounds[policy].answer(batch)
+                    rounds.answer(batch)
         if not begun:
             return
         requests = {policy: current.requests for policy, current in begun.items()}

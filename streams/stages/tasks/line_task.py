@@ -61,6 +61,7 @@ class Reading:
 
 def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Reading) -> Task:
     """Return the task of a line, whose row has these fields. Raises ValueError for names that are not found."""
+    agent = None if line.agent is None else reading.agents(line.agent)
     task = Task(
         task_id=line.task_id or _derived_id(fields, line),
         created_at=reading.now_ms if line.created_at is None else line.created_at,
@@ -79,11 +80,10 @@ def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Rea
         max_turns=line.max_turns,
         thread=line.thread,
         tools=tuple(tool.tool for tool in line.tools),
-        reward_sources=_sources(line, reading),
+        reward_sources=_sources(line, agent),
         messages=_messages(line),
     )
     names = {name: value for name in FIELDS if (value := getattr(line, name))}
-    agent = None if line.agent is None else reading.agents(line.agent)
     return with_named(task, agent, names, reading.steps, is_derived=line.task_id is None)
 
 
@@ -148,10 +148,9 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
     return tuple(message.message for message in line.messages)
 
 
-def _sources(line: TaskLine, reading: Reading) -> tuple[RewardSource, ...]:
+def _sources(line: TaskLine, agent: AgentOfTask | None) -> tuple[RewardSource, ...]:
     if line.reward_sources is not None:
         return tuple(source.reward_source() for source in line.reward_sources)
-    agent = None if line.agent is None else reading.agents(line.agent)
     if agent is not None and agent.reward_sources:
         return agent.reward_sources
     return () if line.answer is None else (RewardSource(name="exact"),)

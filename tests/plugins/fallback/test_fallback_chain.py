@@ -64,7 +64,7 @@ class FailingEngine(Answering):
 
 
 def begin(step: FallbackChain, engine: Answering, **changed: Any) -> TokenStream:
-    [stream] = asyncio.run(step.begin(call(**{"version": 3, "earlier": 2} | changed), engine.begin))
+    [stream] = asyncio.run(step.begin(call(**{"version": 3, "earlier": lambda: 2} | changed), engine.begin))
     return stream
 
 
@@ -165,7 +165,7 @@ def test_an_engine_that_fails_five_times_is_paused_and_tried_by_one_call() -> No
     with with_server(max_failures=5, pause_s=3600.0) as step:
         engine = FailingEngine("fails", 3)
         for _ in range(8):
-            assert said(begin(step, engine, version=0, earlier=0)) == "version 0"
+            assert said(begin(step, engine, version=0, earlier=lambda: 0)) == "version 0"
         engine = FailingEngine("fails", 0)
         streams = [begin(step, engine, version=0) for _ in range(8)]
         assert len(engine.calls) == 5

@@ -111,7 +111,11 @@ class CallPreparation:
         call, router, versions = prepared.call, self._versions.router, self._versions
         if prepared.conversation.sampling_id is not None or call.observed is not None:
             return None
-        others = {number for number, version in router.adapters.versions.items() if version.outside is not None}
+
+        def earlier() -> int:
+            others = {number for number, version in router.adapters.versions.items() if version.outside is not None}
+            return router.adapters.primary_without(router.unusable | others | {prepared.version})
+
         return ServedCall(
             agent_id=call.agent_id,
             policy=prepared.policy,
@@ -127,7 +131,7 @@ class CallPreparation:
             in_canary=router.serving_here.candidate is not None,
             cache_control=call.cache_control,
             limit_s=min(call.limit_s or longest_s, longest_s),
-            earlier=router.adapters.primary_without(router.unusable | others | {prepared.version}),
+            earlier=earlier,
             folder=versions.folder,
         )
 
