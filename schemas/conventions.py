@@ -3,6 +3,7 @@ and versions that change nothing."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,8 +34,10 @@ FEEDBACK_VERSION = "feedback/1"
 THREAD = "thread"
 """Metadata of a turn: the thread that its run continues."""
 CONVERSATION = "conversation"
-"""Metadata of a trajectory without a task, in its beginning and its end: the conversation that it is a run of. Others
-of the same conversation are runs of its thread, or calls that continue an earlier run which had ended."""
+"""Metadata of a trajectory, in its beginning and its end: the conversation that it is a run of. Others of the same
+conversation are runs of its thread, or, without a task, calls that continue an earlier run which had ended."""
+CONVERSATION_TASKS = "task_ids"
+"""Metadata of a verdict on a conversation: the tasks of its runs, a line each."""
 THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
 """Metadata of a `changed` event of a thread: the task of its messages, and the parts of it, `question` and `answer`,
 that the thread then has."""
@@ -93,6 +96,39 @@ UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored
 
 SCORELESS = ("score_failed", "no_judge", "module_not_listed")
 """Reasons of dead letters of the scoring stage: the response has no score, but can still get one."""
+
+
+class ThreadName(NamedTuple):
+    """A thread that a task names."""
+
+    thread_id: str
+    """As the log has it."""
+    label: str
+    """As the task calls it."""
+
+    @classmethod
+    def of(cls, task: Task) -> ThreadName | None:
+        """Return the thread of a task; None if it names none."""
+        prefix = "" if task.tenant is None else f"{task.tenant}."
+        label = (task.thread or "").removeprefix(prefix)
+        if not label:
+            return None
+        try:
+            thread_id = str(uuid.UUID(label))
+        except ValueError:
+            thread_id = derive_id("thread", label)
+        return cls(prefix + thread_id, label)
+
+
+def conversation_of_task(task: Task, agent_id: str) -> dict[str, str]:
+    """Return the metadata of the run of a task that says of which conversation it is; none if it is of none.
+
+    Answers that are compared with others to the same question are in no conversation.
+    """
+    thread = ThreadName.of(task)
+    if thread is None or task.purpose != "serve" or task.group_size != 1:
+        return {}
+    return {CONVERSATION: derive_id(CONVERSATION, thread.thread_id, agent_id, task.policy)}
 
 
 def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:

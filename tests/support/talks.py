@@ -2,6 +2,7 @@
 
 run_of_talk("b", history, place=1) ──► a call of run b; with its tokens after those of the runs before it, if given
 records(run, 1) ──► that it began, its call, and that it ended
+served("one", "two", thread="case 17") ──► the same as tasks of a thread, with their responses, scores and groups
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.conventions import CONVERSATION
-from schemas.events import Event, Message, Turn
+from schemas.conventions import CONVERSATION, conversation_of_task
+from schemas.events import Event, Message, RewardSource, Turn, derive_id
 from schemas.tokens import TokenIds
+from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.response import response_of
 from tests.support.agent_calls import ADD, Recorded, assistant, user
-from tests.support.factories import T0, trajectory
+from tests.support.factories import T0, group, member, reward, task, trajectory
 
 TALK = "talk"
 """The conversation of all of them."""
@@ -54,3 +57,33 @@ def talk(*replies: str, same_tokens: bool = True) -> list[list[Event]]:
 def calls(runs: Sequence[Sequence[Event]]) -> list[Turn]:
     """Return the calls of these runs."""
     return [event for run in runs for event in run if isinstance(event, Turn)]
+
+
+def served(*replies: str, thread: str | None = "case 17", first: int = 0, **changes: Any) -> list[list[Event]]:
+    """Return the records of a served task for each reply, each with the whole history and half a dollar of a judge.
+
+    `first`: the number of the first one, and of responses before it; `changes` are of the tasks.
+    """
+    history: list[Message] = []
+    runs = list[list[Event]]()
+    for place, reply in enumerate(replies, first):
+        history.append(user(f"question {place}"))
+        asked: dict[str, Any] = {"task_id": f"t{place}", "purpose": "serve", "group_size": 1, "agent": "calc"}
+        asked |= {"messages": tuple(history), "reward_sources": (RewardSource(name="judge"),), "scenario": "sums"}
+        question = task(thread=thread, tenant="red", **asked | changes)
+        name, began = derive_id(f"s{place}", 0), T0 + 100 * place
+        slot: dict[str, Any] = {"task_id": question.task_id, "sampling_id": f"s{place}", "slot": 0, "agent_id": "calc"}
+        run = Recorded(name)
+        run.call(history, [ADD], reply=assistant(reply), started_at=began, created_at=began + 40, **slot)
+        history = run.history(run.turns[0])
+        common = {"trajectory_id": name, "group_size": question.group_size, "purpose": question.purpose, **slot}
+        common |= {"metadata": conversation_of_task(question, "calc")}
+        ended = trajectory(turns=1, created_at=began + 90, **common)
+        response = response_of(fold(run.turns, ended), ended)
+        score = reward(response, source="judge", value=place / 4, components={"cost_usd": 0.5})
+        scored = member(0, response_id=name, offset=place, reward=place / 4, components={"judge": place / 4})
+        whole = {"task_id": question.task_id, "group_id": derive_id(question.task_id), "sampling_id": f"s{place}"}
+        of_task = group(group_size=question.group_size, purpose=question.purpose, responses=(scored,), **whole)
+        runs.append([question, trajectory("started", created_at=began, **common), *run.turns, ended, response, score,
+                     of_task])  # fmt: skip
+    return runs

@@ -11,7 +11,7 @@ from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.query.conversation_runs import join_runs
 from tests.support.log.whole_run import SETTINGS, Written, ends
-from tests.support.talks import calls, talk
+from tests.support.talks import calls, served, talk
 
 
 def test_a_run_that_begins_with_the_tokens_of_the_runs_before_it_continues_their_chain() -> None:
@@ -75,3 +75,32 @@ def test_a_run_that_continues_one_that_is_not_in_the_log_is_named() -> None:
         log.write(replace(event, metadata=metadata), 0)
     report = recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=True))
     assert [finding.what for finding in report.wrong] == ["it continues run gone, which is not before it"]
+
+
+def wrong_of_tasks(*replies: str, named: str | None = None, **changes: str) -> tuple[int, list[str]]:
+    """Return the number of conversations in the recount of served tasks, and what it says of them.
+
+    `named`: the conversation that the last run names.
+    """
+    log = Written()
+    for place, run in enumerate(served(*replies, **changes)):
+        for event in run:
+            is_changed = named is not None and place == len(replies) - 1 and isinstance(event, TrajectoryEvent)
+            log.write(replace(event, metadata={CONVERSATION: named} if named else {}) if is_changed else event, place)
+    report = recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=True))
+    wrong = [finding.what for finding in report.wrong if "trajectories" in finding.at.topic]
+    return report.plain()["conversations"], wrong
+
+
+def test_served_tasks_of_a_thread_are_a_conversation_that_balances() -> None:
+    assert wrong_of_tasks("one", "two") == (1, [])
+
+
+def test_the_run_of_a_task_with_another_conversation_than_its_thread_is_named() -> None:
+    thread = f"red.{derive_id('thread', 'case 17')}"
+    told = [f"its conversation is not that of thread {thread}"]
+    assert wrong_of_tasks("one", "two", named="another") == (2, told)
+    assert wrong_of_tasks("one", "two", named="") == (1, told)
+    alone = "it is in a conversation, and its task is not served to it alone"
+    assert wrong_of_tasks("one", named="another", purpose="eval") == (0, [alone, alone])
+    assert wrong_of_tasks("one", named="gone", thread="") == (1, ["it continues run gone, which is not before it"])

@@ -18,9 +18,11 @@ from streams.tools.query.examples import ExportOptions
 from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished, FinishedReader, FinishedSelection
 from streams.tools.query.interactions import InteractionFile, interactions
+from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, task, trajectory
+from tests.support.talks import served
 
 DEFAULT = FinishedSelection(policy="default")
 
@@ -85,6 +87,18 @@ def test_a_response_is_a_line_with_the_question_the_answer_and_its_score() -> No
         derive_id("t1", 0), "train", "streamward.groups[0]@0",
     )  # fmt: skip
     assert (second["response"], second["score"]) == ("no", 0.0)
+
+
+def test_each_call_of_a_thread_of_tasks_is_a_line_with_the_score_of_its_own_task() -> None:
+    log = Appended(*(event for run in served("one", "two") for event in run))
+    told = [(line["task_id"], line["response"], line["score"]) for line in lines(log)]
+    assert told == [("t0", "one", 0.0), ("t1", "two", 0.25)]
+
+
+def test_a_thread_of_tasks_is_in_one_split_with_whatever_was_made_of_its_tasks() -> None:
+    log = Appended(*(event for run in served("one", "two") for event in run))
+    [whole] = found(log)
+    assert {"task t0", "task t1", "thread case 17"} < {*origin_of(whole).keys}
 
 
 def test_each_call_of_a_run_is_a_line_and_what_bears_no_loss_says_why() -> None:

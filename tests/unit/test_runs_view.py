@@ -30,7 +30,7 @@ from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
-from tests.support.talks import TALK, records, run_of_talk
+from tests.support.talks import TALK, records, run_of_talk, served
 from tests.support.thoroughness import examples
 
 PRICED = SETTINGS.model_copy(update={"prices": Prices(prompt_usd=10.0, completion_usd=100.0)})
@@ -259,6 +259,61 @@ def test_a_chat_that_is_continued_after_its_end_is_a_conversation_of_its_first_r
     view, fold = rows_of_view(log), rows_of_fold(log)
     check_equal(view, fold)
     assert (list(fold), fold["talk"].run_ids, fold["talk"].turns) == (["talk"], ("talk", "red.later"), 5)
+
+
+def log_of(*talks: list[list[Event]]) -> Appended:
+    return Appended(*(event for talk in talks for run in talk for event in run))
+
+
+def test_served_tasks_of_one_thread_are_one_row_with_the_cost_of_all_and_the_last_score() -> None:
+    unscored = [event for event in served("four", first=3)[0] if not isinstance(event, Reward)]
+    failed = replace(unscored[-1], responses=(), left_out=(LeftOut(slot=0, reason="score_failed"),))
+    log = log_of(served("one", "two", "three"), [[*unscored[:-1], failed]])
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    (row,) = fold.values()
+    runs = tuple(derive_id(f"s{place}", 0) for place in range(4))
+    assert (row.run_ids, row.turns, row.answer_id, row.thread) == (runs, 4, row.task_id, "case 17")
+    assert (row.scenario, row.tenant, row.purpose, row.ending) == ("sums", "red", "serve", "completed")
+    assert (row.reward, row.scores, row.latency_ms) == (0.5, {"judge": 0.5}, 160.0)
+    assert row.cost_usd == pytest.approx(1.5 + (10.0 * row.prompt_tokens + 100.0 * row.sampled_tokens) / 1e6)
+
+
+@pytest.mark.parametrize("changes", [{"thread": "case 18"}, {"thread": None}, {"purpose": "eval"}, {"policy": "other"}])
+def test_a_task_of_another_thread_or_purpose_is_in_no_conversation_of_others(changes: dict[str, Any]) -> None:
+    log = log_of(served("one", "two"), served("three", first=2, **changes))
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert sorted(row.turns for row in fold.values()) == [1, 2]
+
+
+def test_a_conversation_of_tasks_comes_with_the_group_of_its_newest_task_and_again_with_the_next() -> None:
+    first, second, third = served("one", "two", "three")
+    log = Appended(*first, *second[:-1])
+    reader = FinishedReader(SETTINGS, log, EVERYTHING)
+    assert list(reader.round()) == []
+    log.write(second[-1])
+    assert [(len(finished.runs), finished.position.offset) for finished in reader.round()] == [(2, 1)]
+    log.write(*third, opinion(derive_id("s0", 0), "t0", 0.25))
+    (finished,) = reader.round()
+    assert (len(finished.runs), finished.position.topic, finished.mean_feedback) == (3, "streamward.groups", 0.25)
+    check_equal(rows_of_view(log), rows_of_fold(log))
+    assert list(reader.round()) == []
+
+
+def test_a_thread_of_tasks_and_runs_is_one_conversation() -> None:
+    tasks = served("one", "two", thread=TALK)
+    conversation = derive_id(CONVERSATION, derive_id("thread", TALK), "calc", "default")
+    thread = {CONVERSATION: derive_id(CONVERSATION, f"red.{derive_id('thread', TALK)}", "calc", "default")}
+    assert conversation not in thread.values()
+    run = run_of_talk("run9", [user("and twice that?")], place=9, agent_id="calc")
+    of_thread = [replace(event, metadata=thread) if isinstance(event, TrajectoryEvent) else event
+                 for event in records(run, 9)]  # fmt: skip
+    log = log_of(tasks, [of_thread])
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    (row,) = fold.values()
+    assert (row.answer_id, row.turns, row.reward) == (thread[CONVERSATION], 3, 0.25)
 
 
 def test_a_history_that_its_client_changed_counts_the_same_both_ways() -> None:

@@ -35,6 +35,7 @@ from plugins.agents.registry.registration import next_event, registrations, tool
 from plugins.agents.runs.agent_process import ProgramRun
 from plugins.agents.runs.run_metrics import AgentMetrics
 from plugins.agents.runs.run_server import AgentServer
+from schemas.conventions import conversation_of_task
 from schemas.events import (
     AgentEvent,
     AgentProgram,
@@ -325,7 +326,8 @@ class AgentRunner:
 
     def _run(self, attempt: TaskAttempt, slot: int) -> str:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
-        task, metadata, began = attempt.waiting.task, {"manager": self._nonce}, None
+        task, began = attempt.waiting.task, None
+        metadata = {"manager": self._nonce, **conversation_of_task(task, self._plan.agent_id)}
         try:
             work = AgentWork(self._act) if self._plan.work is None else self._plan.work(task)
             known_run = self._server.begin(task, attempt.sampling_id, slot, metadata, work.observed)

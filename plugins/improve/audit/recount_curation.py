@@ -58,9 +58,10 @@ class AuditedVerdict(NamedTuple):
 
 
 class AuditedRun(NamedTuple):
-    """A run without a task: its conversation, when it began, and where it ended."""
+    """A run: its conversation, its task, when it began, and where its trajectory ended."""
 
     conversation: str
+    task_id: str
     created_at: int
     end: Coordinates | None
 
@@ -78,7 +79,8 @@ class RunsOfLog(NamedTuple):
         """Return what the log has otherwise than a verdict says of its run; None: nothing."""
         event, source = fact.event, fact.source
         last = self.runs.get(event.runs[-1] if event.runs else event.answer_id)
-        ends_there = event.task_id == self.groups[source] if source in self.groups else last and last.end == source
+        tasks = (event.task_id, last and last.task_id)
+        ends_there = self.groups[source] in tasks if source in self.groups else last and last.end == source
         if not ends_there:
             return f"{source} is not the end of run {event.answer_id}"
         if not event.runs or last is None:
@@ -233,9 +235,9 @@ class CurationRecount(SubjectRecount):
             self._verdicts.append(AuditedVerdict(record.at, plain))
         else:
             conversation, name = event.metadata.get(CONVERSATION, event.trajectory_id), event.trajectory_id
-            run = self._runs.get(name, AuditedRun(conversation, event.created_at, None))
+            run = self._runs.get(name, AuditedRun(conversation, event.task_id, event.created_at, None))
             end = record.at if event.kind == "ended" and run.end is None else run.end
-            self._runs[name] = AuditedRun(conversation, min(run.created_at, event.created_at), end)
+            self._runs[name] = AuditedRun(conversation, run.task_id, min(run.created_at, event.created_at), end)
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
         """Return what is wrong with verdicts; all of them count for the agreement of judges with people."""

@@ -24,6 +24,7 @@ from plugins.improve.curation.gates import gates_in_words
 from plugins.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from plugins.improve.curation.verifier import JudgeVerdict, VerifierAgent
 from plugins.improve.settings import Improve
+from schemas.conventions import CONVERSATION_TASKS
 from schemas.events import (
     RATIONALE_CHARACTERS,
     CurationEvent,
@@ -129,12 +130,15 @@ def event_of(
     """Return the event of a verdict on a run."""
     row, finished, transcript = run.row, run.finished, run.transcript
     supersedes = None if before is None else before.event.event_id
+    tasks = [run.task_id for run in finished.runs if run.response is not None]
+    own_task = row.answer_id if finished.response is None else finished.response.task_id
     about = (row.answer_id, verdict.labeller, actor, run.rubric.digest, transcript.digest, supersedes or "")
     return CurationEvent(
         event_id=derive_id(*about),
         task_id=row.task_id,
         answer_id=row.answer_id,
         created_at=now_ms,
+        metadata={CONVERSATION_TASKS: "\n".join(tasks)} if tasks else {},
         policy=row.policy,
         agent_id=row.agent_id,
         scenario=row.scenario,
@@ -153,7 +157,7 @@ def event_of(
         agreement=verdict.agreement,
         supersedes=supersedes,
         cut=transcript.cut,
-        runs=() if finished.response is not None or finished.run_ids == (row.task_id,) else finished.run_ids,
+        runs=finished.run_ids if finished.runs or row.task_id != own_task else (),
         gates=run.gates,
     )
 

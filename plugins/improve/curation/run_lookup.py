@@ -24,10 +24,13 @@ from streams.tools.views.log_view import LogReader, LogSnapshot
 
 RUNS_SQL = """
 SELECT response_id AS run_id, task_id, NULL AS conversation, NULL AS place FROM responses UNION ALL
-SELECT trajectory_id, task_id, metadata['conversation'],
-    CASE WHEN kind = 'ended' THEN {'partition': _partition, 'offset': _offset} END FROM trajectories
+SELECT trajectory_id, task_id, metadata['conversation'], CASE WHEN kind = 'ended' AND sampling_id IS NULL
+    THEN {'label': 'trajectories', 'partition': _partition, 'offset': _offset} END FROM trajectories UNION ALL
+SELECT trajectory_id, task_id, t.metadata['conversation'],
+    {'label': 'groups', 'partition': g._partition, 'offset': g._offset}
+    FROM trajectories AS t JOIN groups AS g USING (task_id) WHERE t.metadata['conversation'] IS NOT NULL
 """
-"""Every run, its task, its conversation, and where it ended."""
+"""Every run, its task, its conversation, and where it ended; of a task, its group."""
 
 
 class TaskRecords:
@@ -78,7 +81,7 @@ def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finishe
     """Return what the log has of a run. Raises as `find_run`."""
     settings, own_id, names = log.view.settings, literal(answer_id), topics(log.view.settings.topics)
     row = log.first(
-        f"SELECT list(DISTINCT task_id) AS tasks, any_value(conversation) AS conversation, any_value(place) AS place "  # noqa: S608
+        f"SELECT list(DISTINCT task_id) AS tasks, any_value(conversation) AS conversation, min(place) AS place "  # noqa: S608
         f"FROM ({RUNS_SQL}) WHERE {own_id} IN (run_id, conversation) HAVING count(*) > 0"
     )
     if row is None:
@@ -92,7 +95,10 @@ def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finishe
         Coordinates(names[place["label"]].name, place["_partition"], place["_offset"]) for place in log.rows(places)
     )
     is_one_answer = row["conversation"] not in (None, answer_id) and row["place"] is not None
-    end = {Coordinates(names["trajectories"].name, *row["place"].values()): {answer_id: ()}} if is_one_answer else None
+    end = None
+    if is_one_answer:
+        label, partition, offset = row["place"].values()
+        end = {Coordinates(names[label].name, partition, offset): {answer_id: ()}}
     reader = FinishedReader(settings, TaskRecords(settings, records), FinishedSelection(unfit=True, ends=end))
     for finished in reader.round():
         if finished.answer_id == answer_id:

@@ -69,7 +69,7 @@ def label(run: JudgedRun, chain: int) -> Line:
 def tokens(run: JudgedRun) -> SampledExample | None:
     """Return a run as sampled; None if its calls were rendered by several tokenizers, or nothing bears loss."""
     finished = run.finished
-    if finished.response is not None:
+    if finished.response is not None and not finished.runs:
         answer, digests = _of_response(finished), {finished.response.tokenizer_digest}
     elif finished.run is not None:
         chains = (_tokens_of_chain(chain, run.rejected) for chain in finished.run.chains)

@@ -62,8 +62,8 @@ class JudgedRun(NamedTuple):
     @property
     def is_doubtful(self) -> bool:
         """Whether nothing tells which of several answers is that of its task."""
-        run = self.finished.run
-        return self.finished.response is not None and run is not None and run.doubt is not None
+        runs = self.finished.runs or (self.finished,)
+        return any(run.response is not None and run.run is not None and run.run.doubt is not None for run in runs)
 
     @property
     def ended_ms(self) -> int:

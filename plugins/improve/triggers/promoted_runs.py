@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plugins.improve.curation.verdicts import VerdictFold
+from schemas.conventions import CONVERSATION_TASKS
 from schemas.events import Coordinates, CurationEvent
 from streams.kafka.record import TopicPartition
 
@@ -24,7 +25,7 @@ class PromotedRuns:
         self._crossed = crossed
         self._verdicts = VerdictFold()
         self._counted: set[str] = set()
-        self._new: dict[str, tuple[Coordinates, str]] = {}
+        self._new: dict[str, tuple[Coordinates, list[str]]] = {}
 
     def take(self, place: Coordinates, event: CurationEvent) -> None:
         """Add a verdict."""
@@ -36,7 +37,8 @@ class PromotedRuns:
         elif not is_promoted:
             self._new.pop(event.answer_id, None)
         elif event.answer_id not in self._counted:
-            self._new.setdefault(event.answer_id, (place, event.task_id))
+            tasks = event.metadata.get(CONVERSATION_TASKS, event.task_id).split("\n")
+            self._new.setdefault(event.answer_id, (place, tasks))
 
     def __len__(self) -> int:
         """Return how many are new."""
@@ -45,4 +47,4 @@ class PromotedRuns:
     def task_ids(self) -> list[str]:
         """Return the tasks of new ones, the newest first."""
         newest_first = sorted(self._new.values(), key=lambda run: (run[0].offset, run[0].partition), reverse=True)
-        return [task_id for _, task_id in newest_first]
+        return [task_id for _, task_ids in newest_first for task_id in reversed(task_ids)]

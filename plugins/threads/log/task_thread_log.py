@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
-from plugins.threads.log.task_threads import TaskThread, ThreadName, ThreadTask
+from plugins.threads.log.task_threads import TaskThread, ThreadTask
+from schemas.conventions import ThreadName
 from schemas.events import Response, Task
 from streams.errors import StreamwardError
 from streams.kafka.client import POLL_S

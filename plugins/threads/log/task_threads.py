@@ -13,7 +13,6 @@ Not covered: an agent's calls between question and answer; they are in `turns`.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from plugins.threads.log.thread_state import NO_PARTS, TaskPart, ThreadState, fold
 from schemas import json_text
-from schemas.conventions import TASK_PARTS, THREAD_TASK
+from schemas.conventions import TASK_PARTS, THREAD_TASK, ThreadName
 from schemas.events import Message, Response, Task, ThreadEvent, derive_id
 from streams.kafka.record import Record
 
@@ -30,28 +29,6 @@ LABEL = "thread"
 """The label of a thread that has what its tasks call it."""
 ACTOR = "tasks"
 """The actor of events that are folded and not written."""
-
-
-class ThreadName(NamedTuple):
-    """A thread that a task names."""
-
-    thread_id: str
-    """As the log has it."""
-    label: str
-    """As the task calls it."""
-
-    @classmethod
-    def of(cls, task: Task) -> ThreadName | None:
-        """Return the thread of a task; None if it names none."""
-        prefix = "" if task.tenant is None else f"{task.tenant}."
-        label = (task.thread or "").removeprefix(prefix)
-        if not label:
-            return None
-        try:
-            thread_id = str(uuid.UUID(label))
-        except ValueError:
-            thread_id = derive_id("thread", label)
-        return cls(prefix + thread_id, label)
 
 
 class FirstAnswer(NamedTuple):

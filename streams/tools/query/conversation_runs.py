@@ -1,11 +1,11 @@
 """The runs of a conversation: which there are, and what they are together.
 
-    trajectories without a task ──► by conversation: its runs in order ──► complete once none of them is open
+    trajectories, groups of tasks ──► by conversation: its runs in order ──► complete once none of them is open
     turns of each run ──► the first call of a run continues the run before it ──► one Trajectory
 
-A conversation is a thread of one agent and policy, or a chat with the calls that continued it after it had ended. The
-recorder writes its id into the beginning and the end of each run (`schemas.conventions.CONVERSATION`); a run without
-one is a conversation by itself.
+A conversation is a thread of one agent and policy, or a chat with the calls that continued it after it had ended. Its
+id is in the beginning and the end of each run (`schemas.conventions.CONVERSATION`); a run without a task and without an
+id is a conversation by itself. The run of a task is over with its group, which has its scores.
 
 A run begins with its whole history. If its first prompt has the tokens of an earlier run at its beginning, it is joined
 to them, so that every answer of the conversation is in one chain; otherwise it is a chain of its own.
@@ -42,7 +42,7 @@ class ConversationRun:
     created_at: int
     """Of its first record in the log, which orders runs."""
     end: Coordinates | None = None
-    """Where it ended; None: it is open."""
+    """Where it ended, or the group of its task is; None: it is open."""
     is_in_place: bool = False
     """Whether its end is among the records that are selected."""
 
@@ -60,24 +60,49 @@ class EndedRuns:
 
 
 class ConversationRuns:
-    """Every run without a task that has begun."""
+    """Every run that has begun without a task, or as one of a conversation."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, ConversationRun]] = {}
+        self._of_tasks: dict[str, str] = {}
+        """The conversations of tasks."""
         self._conversations: dict[Coordinates, str] = {}
         """By the end of a run."""
         self._changed: set[str] = set()
         """Conversations with a run that ended since they were last returned."""
 
-    def take(self, event: TrajectoryEvent, at: Coordinates, *, is_in_place: bool) -> None:
-        """Add the beginning or the end of a run; the first of each kind counts."""
+    def take(self, event: TrajectoryEvent, at: Coordinates, is_in_place: bool) -> None:
+        """Add the beginning or the end of a run, the first of each kind; a task's run ends with its group."""
         conversation = conversation_of(event)
+        if event.sampling_id is not None:
+            if CONVERSATION not in event.metadata:
+                return
+            self._of_tasks[event.task_id] = conversation
         runs = self._runs.setdefault(conversation, {})
         run = runs.setdefault(
             event.trajectory_id, ConversationRun(event.trajectory_id, event.task_id, event.created_at)
         )
         run.created_at = min(run.created_at, event.created_at)
-        if event.kind == "ended" and run.end is None:
+        if event.kind == "ended" and event.sampling_id is None:
+            self._end(run, conversation, at, is_in_place)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether a run of a conversation is that of a task."""
+        return bool(self._of_tasks)
+
+    def take_group(self, task_id: str, at: Coordinates, is_in_place: bool) -> bool:
+        """End the runs of a task by its group; return whether it is one of a conversation."""
+        conversation = self._of_tasks.get(task_id)
+        if conversation is None:
+            return False
+        for run in self._runs[conversation].values():
+            if run.task_id == task_id:
+                self._end(run, conversation, at, is_in_place)
+        return True
+
+    def _end(self, run: ConversationRun, conversation: str, at: Coordinates, is_in_place: bool) -> None:
+        if run.end is None:
             run.end, run.is_in_place = at, is_in_place
             self._conversations[at] = conversation
             self._changed.add(conversation)

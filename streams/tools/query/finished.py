@@ -1,8 +1,8 @@
 """Finished answers: responses in groups, and runs of agents, each with everything that the log has about it.
 
-    groups ────────────────────────────────► a task's responses, or the runs of agents that they are ─┐
-    trajectories ──► ended, and no task's ─► one conversation (conversation_runs.py) ─────────────────┴─► Finished
-    tasks, turns, rewards (feedback) ──────► found by their key
+    groups ─────────────────────────► a task's responses, or the runs of agents that they are ─┐
+    trajectories of a conversation ─► its runs together (conversation_runs.py) ────────────────┴─► Finished
+    tasks, turns, rewards (feedback) ► found by their key
 
 A group, and the end of a run, are written after all records that they refer to. So the ends of their topics are taken
 first, and the other topics are read at least as far. Only the position of a record is kept until the group or the end
@@ -87,8 +87,10 @@ class Finished:
     position: Coordinates
     """Of its group, or of the end of the run."""
     answer_id: str
-    """Of the response; of the conversation where no task was submitted."""
+    """Of the response, or of the conversation."""
     task_id: str
+    """A conversation is its own task, and has the task, response and end of its last run, and the reward and scores of
+    the last one with a reward."""
     purpose: Purpose
     task: Task | None = None
     group: AdvantagedGroup | None = None
@@ -189,7 +191,7 @@ class FinishedReader:
                 self._remember(label, record)
         for tp, start in sorted(starts["groups"].items()):  # each alone, so that the order is that of the log
             end = ends["groups"][tp]
-            groups = filter(self._is_in_place, self.history.read({tp: start}, {tp: end}) if start < end else ())
+            groups = self._lone_groups(self.history.read({tp: start}, {tp: end}) if start < end else ())
             while chunk := list(islice(groups, CHUNK)):
                 yield from self._group_answers(chunk)
         ended = (
@@ -218,11 +220,22 @@ class FinishedReader:
         self._places[record.key].append(record.at)
         if label == "trajectories":
             event = record.decode(TrajectoryEvent)
-            if not isinstance(event, Poison) and event.sampling_id is None and self._is_selected(event):
-                self._chats.take(event, record.at, is_in_place=self._is_in_place(record))
+            if not isinstance(event, Poison) and self._is_selected(event):
+                self._chats.take(event, record.at, self._is_in_place(record))
 
     def _takes_reward(self, record: Record) -> bool:
         return self._selection.unfit or FEEDBACK.encode() in (record.payload or b"")
+
+    def _lone_groups(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the groups in place of no conversation; the others end its runs."""
+        for record in records:
+            is_in_place, group = self._is_in_place(record), None
+            if self._chats.has_tasks:
+                group = record.decode(AdvantagedGroup)
+            if isinstance(group, AdvantagedGroup) and self._chats.take_group(group.task_id, record.at, is_in_place):
+                continue
+            if is_in_place:
+                yield record
 
     def _is_in_place(self, record: Record) -> bool:
         since, until, ends = self._selection.since_ms, self._selection.until_ms, self._selection.ends
@@ -247,13 +260,15 @@ class FinishedReader:
 
     # --- what is finished ---------------------------------------------------------------------------------------------
 
-    def _group_answers(self, records: list[Record]) -> Iterator[Finished]:
+    def _group_answers(self, records: Iterable[Record], *, keep: bool = False) -> Iterator[Finished]:
+        """Yield the answers of groups; `keep`: as those of a conversation, which comes again."""
         groups: dict[Coordinates, AdvantagedGroup] = {}
         for position, group in self._decode(records, AdvantagedGroup):
             if self._is_selected(group):
                 groups[position] = group
         # the second copy of a group is skipped: the records it is about were forgotten with the first
-        places_by_group = {position: self._take_places(group.task_id) for position, group in groups.items()}
+        take = self._places.get if keep else self._places.pop
+        places_by_group = {position: take(group.task_id.encode(), []) for position, group in groups.items()}
         name = self._names["responses"].name
         members = {
             (position, member.slot): Coordinates(name, member.partition, member.offset)
@@ -270,9 +285,16 @@ class FinishedReader:
     def _conversations(self, ended: list[EndedRuns]) -> Iterator[Finished]:
         places = {run.task_id: self._places[run.task_id.encode()] for runs in ended for run in runs.runs}
         events = self._fetch(place for of_task in places.values() for place in of_task)
+        name = self._names["groups"].name
+        groups = {run.end for runs in ended for run in runs.runs if run.end is not None and run.end.topic == name}
+        of_tasks = self._group_answers(self._read_stored(groups), keep=True)
+        answers = {answer.answer_id: answer for answer in of_tasks}
         for conversation in ended:
             runs: list[Finished] = []
             for run in conversation.runs:
+                if run.end in groups:
+                    runs += [answers[run.trajectory_id]] if run.trajectory_id in answers else []
+                    continue
                 fields = _of_answer(run.trajectory_id, [events.get(place) for place in places[run.task_id]])
                 if run.end is not None and fields["ended"] is not None:
                     whole = {"answer_id": run.trajectory_id, "task_id": run.task_id, "purpose": fields["ended"].purpose}
@@ -280,19 +302,18 @@ class FinishedReader:
             if runs:
                 yield _conversation(conversation.name, runs)
 
-    def _take_places(self, task_id: str) -> list[Coordinates]:
-        return self._places.pop(task_id.encode(), [])
-
     def _fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Event]:
         """Return the events at these places; what retention has deleted is left out."""
-        named = set(places)
-        stored = {place for place in named if place.offset >= self._low[place.topic, place.partition]}
-        self.unusable += len(named - stored)
-        records = self.history.fetch(stored).values()
+        records = self._read_stored(set(places))
         events: dict[Coordinates, Event] = {}
         for name, kind in self._kinds.items():
             events |= self._decode([record for record in records if record.at.topic == name], kind)
         return events
+
+    def _read_stored(self, places: set[Coordinates]) -> Collection[Record]:
+        stored = {place for place in places if place.offset >= self._low[place.topic, place.partition]}
+        self.unusable += len(places - stored)
+        return self.history.fetch(stored).values()
 
 
 def _answers(
@@ -324,12 +345,16 @@ def _conversation(name: str, runs: Sequence[Finished]) -> Finished:
     if [run.answer_id for run in runs] == [name]:
         return first
     trajectories = [run.run for run in runs if run.run is not None]
+    scored = max(reversed(runs), key=lambda run: (run.reward is not None, bool(run.scores)))
     return replace(
         last,
         answer_id=name,
         task_id=name,
         run=join_runs(trajectories, last.ended) if trajectories else None,
         began=first.began,
+        group=scored.group,
+        member=scored.member,
+        scores=scored.scores,
         feedback={name: rewards for run in runs for name, rewards in run.feedback.items()},
         runs=tuple(runs),
     )

@@ -33,7 +33,10 @@ Interaction = dict[str, Any]
 
 def interactions(answer: Finished) -> Iterator[Interaction]:
     """Yield a line for a response, or for each call of a run, also one that bears no loss."""
-    if answer.run is not None:
+    if answer.runs:  # each call has the score of its own run
+        for run in answer.runs:
+            yield from interactions(run)
+    elif answer.run is not None:
         yield from (_call_line(answer, step) for step in answer.run.steps)
     elif answer.response is not None:
         response, messages = answer.response, () if answer.task is None else answer.task.messages

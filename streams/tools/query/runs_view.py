@@ -27,12 +27,16 @@ steps AS (
     SELECT *, coalesce(metadata['conversation'], trajectory_id) AS conversation FROM whole.trajectories WHERE $OF_TASKS
     QUALIFY row_number() OVER (PARTITION BY trajectory_id, kind ORDER BY _partition, _offset) = 1
 ), parts AS (
-    SELECT *, row_number() OVER (PARTITION BY conversation ORDER BY first_at, run_id) - 1 AS place,
+    SELECT *, row_number() OVER run - 1 AS place, lead(run_id) OVER run IS NULL AS is_last,
         bool_and(has_ended) OVER (PARTITION BY conversation) AS all_ended FROM (
-        SELECT conversation, trajectory_id AS run_id, min(created_at) AS first_at, bool_or(kind = 'ended') AS has_ended
-        FROM steps GROUP BY ALL)
+        SELECT conversation, trajectory_id AS run_id, task_id AS asked_id,
+            coalesce(metadata['conversation'], task_id) AS row_task, bool_and(sampling_id IS NULL) AS is_chat,
+            min(created_at) AS first_at, bool_or(kind = 'ended') AS has_ended FROM steps GROUP BY ALL)
+    WINDOW run AS (PARTITION BY conversation ORDER BY first_at, run_id)
+), owners AS (
+    SELECT asked_id AS task_id, min(row_task) AS row_task FROM parts GROUP BY asked_id
 ), begun AS (
-    SELECT s.* REPLACE (s.conversation AS trajectory_id, coalesce(metadata['conversation'], task_id) AS task_id)
+    SELECT s.* REPLACE (s.conversation AS trajectory_id, p.row_task AS task_id)
     FROM steps AS s JOIN parts AS p ON p.run_id = s.trajectory_id WHERE kind = 'started'
     QUALIFY row_number() OVER (PARTITION BY s.conversation ORDER BY place) = 1
 ), ended AS (
@@ -41,8 +45,8 @@ steps AS (
     QUALIFY row_number() OVER (PARTITION BY s.conversation ORDER BY place DESC) = 1
 )
 """
-"""How runs of agents began and ended, those of a conversation in order; from here on `trajectory_id` is the
-conversation's."""
+"""How runs of agents began and ended, those of a conversation in order; from here on `trajectory_id` and `task_id` are
+the conversation's. `owners`: of each task with such a run, the task of its row."""
 TOOLS = """
 once AS (
     SELECT turn_id, coalesce(p.conversation, trajectory_id) AS trajectory_id, trajectory_id AS run_id, task_id,
@@ -112,19 +116,21 @@ once AS (
         SELECT trajectory_id, max(epoch_ms(created_at)) - min(epoch_ms(started_at)) AS ms FROM placed
         GROUP BY trajectory_id, run_id) GROUP BY trajectory_id
 ), joined AS (
-    SELECT conversation AS answer_id, list(run_id ORDER BY place) AS run_ids FROM parts GROUP BY conversation
+    SELECT conversation AS answer_id, list(run_id ORDER BY place) AS run_ids, any_value(is_chat) FILTER (is_last)
+        AS is_chat, any_value(asked_id) FILTER (is_last) AS last_task FROM parts GROUP BY conversation
 )
 """
 """Sums over the turns of each run, and the runs of each conversation."""
 COURSES = """
 written AS (
-    SELECT _partition, _offset, _timestamp, response_id, task_id, policy, agent_id, adapter_version, created_at,
+    SELECT w._partition, w._offset, w._timestamp, response_id, coalesce(conversation, response_id) AS answer_id,
+        w.task_id, policy, agent_id, adapter_version, created_at,
         latency_ms, error, finish_reason, steps, success, prompt_tokens, completion_tokens,
         metadata['purpose'] AS purpose, epoch_ms(created_at) - CAST(trunc(latency_ms) AS BIGINT) AS began_ms
-    FROM (FROM whole.responses WHERE $OF_TASKS) SEMI JOIN (
+    FROM (FROM whole.responses WHERE $OF_TASKS) AS w SEMI JOIN (
         SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND $OF_AGENTS
         GROUP BY _partition, response_id
-    ) USING (_partition, _offset)
+    ) USING (_partition, _offset) LEFT JOIN parts ON run_id = response_id WHERE coalesce(is_last, true)
 ), direct AS (
     SELECT response_id AS answer_id, task_id, policy, agent_id, metadata['purpose'] AS purpose, false AS is_chat,
         CASE WHEN adapter_version < 0 THEN [] ELSE [adapter_version] END AS versions,
@@ -142,11 +148,13 @@ written AS (
 ), agents AS (
     SELECT coalesce(metadata['conversation'], trajectory_id) AS answer_id FROM trajectories
     WHERE $OF_TASKS AND kind = 'started'
-    UNION SELECT response_id FROM responses WHERE $OF_TASKS AND $OF_AGENTS
+    UNION SELECT coalesce(conversation, response_id) FROM (FROM responses WHERE $OF_TASKS AND $OF_AGENTS)
+    LEFT JOIN parts ON run_id = response_id
 ), of_agents AS (
-    SELECT answer_id, coalesce(r.task_id, b.task_id) AS task_id, coalesce(r.policy, b.policy) AS policy,
+    SELECT answer_id, coalesce(b.task_id, r.task_id) AS task_id, p.last_task AS last_task, p.run_ids AS run_ids,
+        coalesce(r.policy, b.policy) AS policy,
         coalesce(r.agent_id, b.agent_id) AS agent_id, coalesce(b.purpose, r.purpose) AS purpose, t.thread AS thread,
-        r.response_id IS NULL AND b.sampling_id IS NULL AS is_chat,
+        coalesce(p.is_chat, false) AS is_chat,
         CASE WHEN t.turns IS NOT NULL THEN t.versions WHEN r.adapter_version >= 0 THEN [r.adapter_version] ELSE [] END
             AS versions,
         coalesce(epoch_ms(b.created_at), r.began_ms) AS began_ms,
@@ -163,7 +171,8 @@ written AS (
         coalesce(c.tool_calls, 0) AS tool_calls, coalesce(o.failed_tools, 0) AS failed_tools,
         coalesce(c.retries, 0) + coalesce(t.rewritten, 0) AS retries, coalesce(t.rewrites, 0) AS rewrites,
         coalesce(o.recoveries, 0) + coalesce(t.recoveries, 0) AS recoveries, coalesce(c.escalations, 0) AS escalations,
-        coalesce(r.latency_ms, l.latency_ms, 0) AS latency_ms,
+        coalesce(CASE WHEN r.response_id = answer_id THEN r.latency_ms END, l.latency_ms, r.latency_ms, 0)
+            AS latency_ms,
         coalesce(t.prompt_tokens, r.prompt_tokens, 0) AS prompt_tokens,
         coalesce(t.sampled_tokens, r.completion_tokens, 0) AS sampled_tokens,
         CASE WHEN r.response_id IS NULL THEN e.success ELSE r.success END AS success,
@@ -171,7 +180,8 @@ written AS (
         coalesce(b._partition, r._partition) AS _partition, coalesce(b._offset, r._offset) AS _offset,
         coalesce(b._timestamp, r._timestamp) AS _timestamp
     FROM agents LEFT JOIN begun AS b ON b.trajectory_id = answer_id LEFT JOIN ended AS e ON e.trajectory_id = answer_id
-    LEFT JOIN written AS r ON r.response_id = answer_id LEFT JOIN turned AS t ON t.trajectory_id = answer_id
+    LEFT JOIN written AS r USING (answer_id) LEFT JOIN joined AS p USING (answer_id)
+    LEFT JOIN turned AS t ON t.trajectory_id = answer_id
     LEFT JOIN lasted AS l ON l.trajectory_id = answer_id
     LEFT JOIN called AS c ON c.trajectory_id = answer_id LEFT JOIN outcomes AS o ON o.trajectory_id = answer_id
 )
@@ -205,16 +215,23 @@ asked AS (
             SELECT task_id, response_id, source, arg_min({'value': value, 'cost': components['cost_usd']}, _offset) AS s
             FROM whole.rewards WHERE $OF_TASKS AND NOT starts_with(source, 'feedback/') GROUP BY ALL)
     ) GROUP BY ALL
+), marked AS (
+    SELECT coalesce(o.row_task, task_id) AS task_id, coalesce(p.conversation, answer_id) AS answer_id,
+        first(reward ORDER BY reward IS NULL, cost_usd IS NULL, place DESC) AS reward,
+        first(scores ORDER BY reward IS NULL, cost_usd IS NULL, place DESC) AS scores,
+        list_sum(list(cost_usd ORDER BY place)) AS cost_usd
+    FROM scored FULL JOIN grouped USING (task_id, answer_id) LEFT JOIN owners AS o USING (task_id)
+    LEFT JOIN parts AS p ON p.run_id = answer_id GROUP BY ALL
 ), opinions AS (
     SELECT _partition, _offset, reward_id, task_id, response_id, value FROM whole.rewards
     WHERE $OF_TASKS AND starts_with(source, 'feedback/')
     QUALIFY row_number() OVER (PARTITION BY reward_id ORDER BY _partition, _offset) = 1
 ), rated AS (
-    SELECT coalesce(c.conversation, o.task_id) AS task_id,
+    SELECT coalesce(c.row_task, o.task_id) AS task_id,
         coalesce(t.trajectory_id, p.conversation, o.response_id) AS answer_id,
         list_avg(list(coalesce(o.value, 0) ORDER BY o._partition, o._offset)) AS feedback
     FROM opinions AS o LEFT JOIN once AS t ON t.turn_id = o.response_id AND t.task_id = o.task_id
-    LEFT JOIN parts AS p ON p.run_id = o.response_id LEFT JOIN parts AS c ON c.run_id = o.task_id GROUP BY ALL
+    LEFT JOIN parts AS p ON p.run_id = o.response_id LEFT JOIN owners AS c ON c.task_id = o.task_id GROUP BY ALL
 ), judged AS ($JUDGED)
 """
 """The task of each run, and the scores, opinions and verdict of its answer. Sums are in a fixed order."""
@@ -224,15 +241,14 @@ SELECT a.answer_id, a.task_id, a.policy, a.agent_id,
     coalesce(q.t.tenant, CASE WHEN contains(a.agent_id, '.') THEN split_part(a.agent_id, '.', 1) END) AS tenant,
     coalesce(q.t.purpose, a.purpose, 'serve') AS purpose,
     CASE WHEN q.task_id IS NULL THEN a.thread ELSE q.t.thread END AS thread,
-    coalesce(p.run_ids, [a.answer_id]) AS run_ids, a.versions, a.began_ms, a.ended_ms,
+    coalesce(a.run_ids, [a.answer_id]) AS run_ids, a.versions, a.began_ms, a.ended_ms,
     a.ending, a.reason, a.turns, a.failed_turns, a.malformed, a.tool_calls, a.failed_tools, a.retries, a.rewrites,
-    a.recoveries, a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, g.reward,
+    a.recoveries, a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, s.reward,
     coalesce(s.scores, MAP {}) AS scores, f.feedback, a.success, j.verdict,
     a._label, a._partition, a._offset, a._timestamp
 FROM (FROM direct UNION ALL BY NAME FROM of_agents) AS a
-LEFT JOIN asked AS q USING (task_id) LEFT JOIN grouped AS g USING (task_id, answer_id)
-LEFT JOIN scored AS s USING (task_id, answer_id) LEFT JOIN rated AS f USING (task_id, answer_id)
-LEFT JOIN judged AS j USING (answer_id) LEFT JOIN joined AS p USING (answer_id)
+LEFT JOIN marked AS s USING (task_id, answer_id) LEFT JOIN rated AS f USING (task_id, answer_id)
+LEFT JOIN judged AS j USING (answer_id) LEFT JOIN asked AS q ON q.task_id = coalesce(a.last_task, a.task_id)
 """
 
 

@@ -56,6 +56,8 @@ def origin_of(answer: Finished) -> ExampleOrigin:
     start = parameters_of(None if task is None else task.environment)
     metadata = {} if task is None else task.metadata
     keys = _keys(answer.task_id, metadata, answer.thread)
+    for run in answer.runs:
+        keys += _keys(run.task_id, {} if run.task is None else run.task.metadata, run.thread)
     return ExampleOrigin(keys, start or answer.question, answer.purpose, start, metadata.get(VARIANT_OF))
 
 

@@ -53,8 +53,9 @@ class FinishedRun:
     """One run. None: the log has no such figure."""
 
     answer_id: str
-    """The response; the conversation where no task was submitted."""
+    """The response, or the conversation."""
     task_id: str
+    """A conversation is its own task."""
     policy: str
     agent_id: str | None
     scenario: str
@@ -85,7 +86,8 @@ class FinishedRun:
     escalations: int
     """These six as streams/tools/runs/tool_use.py defines them."""
     latency_ms: float
-    """Of a response, as it was recorded; of a chat, from the first call to the last answer of each of its runs."""
+    """Of a response, as it was recorded; of a conversation, from the first call to the last answer of each of its
+    runs."""
     prompt_tokens: int
     """Each token of a run once, however many of its calls had it before them."""
     sampled_tokens: int
@@ -179,7 +181,7 @@ def _figures_of_turns(finished: Finished, turns: Sequence[Turn]) -> dict[str, An
         "turns": len(turns),
         "failed_turns": sum(turn.error is not None for turn in turns),
         "malformed": sum(turn.malformed is not None for turn in turns),
-        "latency_ms": latency_ms if finished.response is None else finished.response.latency_ms,
+        "latency_ms": latency_ms if finished.response is None or finished.runs else finished.response.latency_ms,
         "prompt_tokens": sum(len(turn.prompt_token_ids) for turn in turns),
         "sampled_tokens": sum(len(turn.completion_token_ids) for turn in turns),
     }
@@ -213,7 +215,8 @@ def _cost_usd(finished: Finished, prompt_tokens: int, sampled_tokens: int, price
         tokens_usd = None if prices is None else _tokens_usd(prompt_tokens, sampled_tokens, prices)
     if tokens_usd is None:
         return None
-    return math.fsum([tokens_usd, *(reward.components.get(COST, 0.0) for reward in finished.scores.values())])
+    scores = [reward for run in finished.runs or (finished,) for reward in run.scores.values()]
+    return math.fsum([tokens_usd, *(reward.components.get(COST, 0.0) for reward in scores)])
 
 
 def _tokens_usd(prompt_tokens: int, sampled_tokens: int, prices: JobPrices) -> float:

@@ -13,7 +13,8 @@ from plugins.improve.curation.ended_run import EndedRun, ended_run
 from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of, verdict_after_judge
 from plugins.improve.curation.verifier import JudgeVerdict
 from plugins.improve.settings import Improve
-from schemas.events import Coordinates, CurationEvent, Event, GateResult, RunVerdict
+from schemas.conventions import CONVERSATION
+from schemas.events import Coordinates, CurationEvent, Event, GateResult, RunVerdict, TrajectoryEvent, derive_id
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
@@ -21,7 +22,7 @@ from streams.tools.audit.report import Report
 from tests.plugins.improve.runs import chat_turn, finished, judge_of
 from tests.support.factories import T0, group, trajectory
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
-from tests.support.talks import TALK, talk
+from tests.support.talks import TALK, served, talk
 
 RULE = Improve(min_runs=10, window=20, gates="max_turns=3")
 RULES = Settings(topics=SETTINGS.topics).model_copy(update={"improve": RULE})
@@ -216,3 +217,17 @@ def test_a_verdict_on_a_conversation_names_each_run_of_it_in_order_up_to_the_end
     assert on_conversation(("run1", "run0")) == [
         f"contradictory: its runs are not those of conversation {TALK} in order"
     ]
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_verdict_on_a_thread_of_tasks_is_about_all_of_them_and_the_group_of_the_last(left_out: bool) -> None:
+    log, runs = Curated(), served("one", "two")
+    end = [log.write(event) for run in runs for event in run][-1]
+    name = next(event.metadata[CONVERSATION] for event in runs[0] if isinstance(event, TrajectoryEvent))
+    row = replace(ended_run(finished(), RULES).row, answer_id=name, task_id=name)
+    case = replace(ended_run(finished(), RULES), row=row, finished=replace(finished(), position=end))
+    verdict = GroundedVerdict(verdict="promote", labeller="person", rationale="so")
+    event = event_of(case, verdict, actor="ann", before=None, now_ms=T0)
+    ids = [derive_id(f"s{place}", 0) for place in range(2)]
+    told = [what for what in log.wrong(replace(event, runs=tuple(ids[left_out:]))) if "run" in what]
+    assert told == [f"contradictory: it leaves out run {ids[0]} of its conversation"][: int(left_out)]

@@ -24,6 +24,7 @@ from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.datasets.dataset_shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
 from plugins.improve.datasets.judged_runs import JudgedRun
 from plugins.improve.datasets.source_ranges import ranges_now
+from schemas.conventions import CONVERSATION
 from schemas.events import (
     Coordinates,
     CurationEvent,
@@ -48,7 +49,7 @@ from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import PROGRAM, adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
-from tests.support.talks import TALK, talk
+from tests.support.talks import TALK, served, talk
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
 from trainer.examples import from_file
 
@@ -185,6 +186,22 @@ def test_one_promoted_answer_is_a_row_unless_its_conversation_is(
     verdict(log, "run1", task_id=TALK, runs=("run1",))
     made = composed(log)
     assert (weights(made), made.event.counts[f"left out: {reason}"]) == (rows, 1)
+
+
+def test_a_promoted_thread_of_tasks_is_one_row_with_each_answer() -> None:
+    runs = served("one", "two")
+    log = Appended(*(event for run in runs for event in run))
+    (ended, *_) = [event for event in runs[0] if isinstance(event, TrajectoryEvent)]
+    name, ids = ended.metadata[CONVERSATION], tuple(derive_id(f"s{place}", 0) for place in range(2))
+    verdict(log, name, of="groups", runs=ids)
+    made = composed(log)
+    assert (made.event.counts["train"], weights(made)) == (1, {"one": 1, "two": 1})
+    (label,) = {line["answer_id"]: line for line in lines(made, "train.labels.jsonl")}.values()
+    assert (label["answer_id"], label["reward"], label["run_at"]) == (name, 0.25, "streamward.groups[0]@1")
+    (sampled,) = lines(made, "train.tokens.jsonl")
+    assert sum(sum(chain["loss_mask"]) for chain in sampled["chains"]) == 4
+    log.write(*(event for run in served("three", first=2) for event in run))
+    assert composed(log).contents["train.jsonl"] == made.contents["train.jsonl"]
 
 
 def test_an_answer_to_a_task_is_a_row_with_the_tokens_of_its_response() -> None:

@@ -12,7 +12,9 @@ import pytest
 from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
 from plugins.improve.curation.run_lookup import find_run
 from plugins.improve.curation.verdicts import VerdictFold
-from schemas.events import CurationEvent, Event, derive_id
+from plugins.improve.triggers.promoted_runs import PromotedRuns
+from schemas.conventions import CONVERSATION
+from schemas.events import Coordinates, CurationEvent, Event, TrajectoryEvent, derive_id
 from streams.settings.model import Archive, Settings, Topics
 from streams.tools.archive import history
 from streams.tools.query import runs_view
@@ -20,7 +22,7 @@ from streams.tools.views.log_view import LogView
 from tests.support.appended import Appended
 from tests.support.factories import T0, curation_event
 from tests.support.log.archive_of import archived
-from tests.support.talks import TALK
+from tests.support.talks import TALK, served
 from tests.unit.test_run_files import by_label
 from tests.unit.test_runs_view import chat, failing_thread, rows_of_view
 
@@ -88,3 +90,27 @@ def test_an_id_names_a_conversation_or_the_answer_of_one_of_its_runs(tmp_path: P
     }  # fmt: skip
     assert [run.row.turns for run in judged.values()] == [3, 1, 1, 1]
     assert events[TALK].source_offset == events["red.run2"].source_offset > events["red.run1"].source_offset
+
+
+def test_an_id_names_a_thread_of_tasks_or_the_answer_to_one_and_its_verdict_balances(tmp_path: Path) -> None:
+    settings = Settings(
+        archive=Archive(store=str(tmp_path / "archive")), topics=Topics(partitions=1, policy_partitions=1)
+    )
+    tasks = [event for run in served("one", "two", "three") for event in run]
+    archived(settings, by_label(tasks), count(T0))
+    ids = tuple(derive_id(f"s{place}", 0) for place in range(3))
+    (talk,) = {event.metadata[CONVERSATION] for event in tasks if isinstance(event, TrajectoryEvent)}
+    with closing(LogView(settings, "archive")) as view, view.snapshot() as log:
+        judged = {name: find_run(log, history.of(settings, "archive"), name) for name in (talk, *ids)}
+    said = GroundedVerdict(verdict="promote", labeller="person", rationale="so")
+    events = {name: event_of(run, said, actor="ann", before=None, now_ms=T0) for name, run in judged.items()}
+    assert {name: (event.answer_id, event.task_id, event.runs) for name, event in events.items()} == {
+        talk: (talk, talk, ids), **{name: (name, talk, (name,)) for name in ids},
+    }  # fmt: skip
+    assert [run.row.turns for run in judged.values()] == [3, 1, 1, 1]
+    assert [(event.source_topic, event.source_offset) for event in events.values()] == [
+        ("streamward.groups", offset) for offset in (2, 0, 1, 2)
+    ]
+    promoted = PromotedRuns({})
+    promoted.take(Coordinates("streamward.curation", 0, 0), events[talk])
+    assert promoted.task_ids() == ["t2", "t1", "t0"]

@@ -15,7 +15,18 @@ import pytest
 
 from plugins.agents.registry.registration import register
 from plugins.agents.runs.agent_runner import AgentPlan, run as run_agent
-from schemas.events import ANSWERED_TASK, AgentEvent, Message, Response, Task, ThreadEvent, TrajectoryEvent
+from schemas.events import (
+    ANSWERED_TASK,
+    AdvantagedGroup,
+    AgentEvent,
+    CurationEvent,
+    Message,
+    Response,
+    Task,
+    ThreadEvent,
+    TrajectoryEvent,
+    derive_id,
+)
 from streams.kafka import admin
 from streams.scorers.episode import tools
 from streams.scorers.verdict import ScorerOptions
@@ -25,8 +36,8 @@ from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import SCRIPT, ToolServer, register_all, tool_call, with_tools
 from tests.support.agent_server import ServeProcess, audited, check_audit
 from tests.support.commands import invoke
-from tests.support.factories import PROGRAM, task
-from tests.support.processes import read, until
+from tests.support.factories import PROGRAM, group, member, task
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -94,6 +105,38 @@ def test_a_task_of_each_door_is_answered_with_its_agent_s_tools_called(kafka_boo
         mask = response.loss_mask.data
         assert 0 < sum(mask) < len(mask), "the result of a tool bears no loss"
     assert server.made() == ["weather Ulm"] * 4
+
+
+def group_of(settings: Settings, task_id: str) -> AdvantagedGroup:
+    """Return the group that the worker would write of a served task."""
+    [(at, answer)] = [(record.at, event) for record, event in read(settings, Response) if event.task_id == task_id]
+    alone = member(0, response_id=answer.response_id, partition=at.partition, offset=at.offset)
+    whole: dict[str, Any] = {"policy": "sums", "purpose": "serve", "group_size": 1, "sampling_id": answer.sampling_id}
+    return group(task_id=task_id, group_id=derive_id(task_id), responses=(alone,), **whole)
+
+
+def test_tasks_of_one_thread_are_one_run_everywhere_and_others_are_not(kafka_bootstrap: str, tmp_path: Path) -> None:
+    with with_tools(kafka_bootstrap, tmp_path) as server, audited(server.settings) as url:
+        settings = server.settings
+        register_all(Client(url, {}))
+        threads = {"a": "case 17", "b": "case 17", "c": "case 17", "other": "case 18", "alone": None}
+        tasks = [asked("weather in Ulm?", task_id=name, thread=thread) for name, thread in threads.items()]
+        with running(settings, tmp_path, parallel=1):
+            for one in tasks:
+                submit(settings, [one])
+                response_to(settings, one.task_id)
+        listed = [
+            json.loads(line) for line in invoke(settings, "runs", "list", "--output", "jsonl").stdout.splitlines()
+        ]
+        over_http = httpx.get(f"{url}/runs", timeout=300).json()["data"]
+    assert sorted(row["turns"] for row in listed) == sorted(row["turns"] for row in over_http) == [2, 2, 6]
+    [whole] = [row for row in over_http if row["turns"] == 6]
+    assert (whole["thread"], whole["tool_calls"], len(whole["run_ids"])) == ("case 17", 3, 3)
+    write(settings, *(group_of(settings, name) for name in threads))
+    ran = invoke(settings, "improve", "curate", "run", "--output", "jsonl")
+    assert sum(json.loads(ran.stdout).values()) == 3, ran.output
+    verdicts = {event.answer_id: event for _, event in read(settings, CurationEvent)}
+    assert list(verdicts[whole["answer_id"]].runs) == whole["run_ids"]
 
 
 def test_a_task_whose_run_waits_for_a_person_is_answered_once_one_says_yes_or_ends_by_its_time_limit(

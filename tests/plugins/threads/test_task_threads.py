@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from plugins.threads.log.task_threads import TaskFold, TaskThread, ThreadName, ThreadTask, forgetting_events, says_more
+from plugins.threads.log.task_threads import TaskFold, TaskThread, ThreadTask, forgetting_events, says_more
 from plugins.threads.log.thread_state import ThreadState, fold
+from schemas.conventions import ThreadName
 from schemas.events import Coordinates, Message, Task, ThreadEvent, problems
 from streams.kafka.record import Record
 from tests.support.factories import response, task, thread_event
