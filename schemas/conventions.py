@@ -32,7 +32,7 @@ FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
 THREAD = "thread"
-"""Metadata of a turn: the thread that its run continues."""
+"""Metadata of a turn, and of the task that a program gets for a run of a thread: the thread that its run continues."""
 CONVERSATION = "conversation"
 """Metadata of a trajectory, in its beginning and its end: the conversation that it is a run of. Others of the same
 conversation are runs of its thread, or, without a task, calls that continue an earlier run which had ended."""
@@ -120,15 +120,23 @@ class ThreadName(NamedTuple):
         return cls(prefix + thread_id, label)
 
 
-def conversation_of_task(task: Task, agent_id: str) -> dict[str, str]:
-    """Return the metadata of the run of a task that says of which conversation it is; none if it is of none.
+def thread_of_task(task: Task) -> str | None:
+    """Return the thread of the run of an agent on a task; None: of none, or its answer is compared with others.
 
-    Answers that are compared with others to the same question are in no conversation.
+    The name of a tenant's agent says whose it is; with an agent of all, the thread's does.
     """
-    thread = ThreadName.of(task)
-    if thread is None or task.purpose != "serve" or task.group_size != 1:
-        return {}
-    return {CONVERSATION: derive_id(CONVERSATION, thread.thread_id, agent_id, task.policy)}
+    if task.agent is None or task.purpose != "serve" or task.group_size != 1:
+        return None
+    if (name := ThreadName.of(task)) is None:
+        return task.metadata.get(THREAD)
+    prefix = "" if task.tenant is None else f"{task.tenant}."
+    return name.thread_id.removeprefix(prefix) if task.agent.startswith(prefix) else name.thread_id
+
+
+def conversation_of_task(task: Task) -> dict[str, str]:
+    """Return the metadata of the run of a task that says of which conversation it is; none if it is of none."""
+    thread = thread_of_task(task)
+    return {} if thread is None else {CONVERSATION: derive_id(CONVERSATION, thread, task.agent or "", task.policy)}
 
 
 def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:

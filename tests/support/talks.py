@@ -70,14 +70,15 @@ def served(*replies: str, thread: str | None = "case 17", first: int = 0, **chan
         history.append(user(f"question {place}"))
         asked: dict[str, Any] = {"task_id": f"t{place}", "purpose": "serve", "group_size": 1, "agent": "calc"}
         asked |= {"messages": tuple(history), "reward_sources": (RewardSource(name="judge"),), "scenario": "sums"}
-        question = task(thread=thread, tenant="red", **asked | changes)
+        question = task(thread=thread, **{"tenant": "red"} | asked | changes)
         name, began = derive_id(f"s{place}", 0), T0 + 100 * place
-        slot: dict[str, Any] = {"task_id": question.task_id, "sampling_id": f"s{place}", "slot": 0, "agent_id": "calc"}
+        slot: dict[str, Any] = {"task_id": question.task_id, "sampling_id": f"s{place}", "slot": 0}
+        slot["agent_id"] = question.agent
         run = Recorded(name)
         run.call(history, [ADD], reply=assistant(reply), started_at=began, created_at=began + 40, **slot)
         history = run.history(run.turns[0])
         common = {"trajectory_id": name, "group_size": question.group_size, "purpose": question.purpose, **slot}
-        common |= {"metadata": conversation_of_task(question, "calc")}
+        common |= {"metadata": conversation_of_task(question)}
         ended = trajectory(turns=1, created_at=began + 90, **common)
         response = response_of(fold(run.turns, ended), ended)
         score = reward(response, source="judge", value=place / 4, components={"cost_usd": 0.5})

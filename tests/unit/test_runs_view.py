@@ -301,19 +301,20 @@ def test_a_conversation_of_tasks_comes_with_the_group_of_its_newest_task_and_aga
     assert list(reader.round()) == []
 
 
-def test_a_thread_of_tasks_and_runs_is_one_conversation() -> None:
-    tasks = served("one", "two", thread=TALK)
-    conversation = derive_id(CONVERSATION, derive_id("thread", TALK), "calc", "default")
-    thread = {CONVERSATION: derive_id(CONVERSATION, f"red.{derive_id('thread', TALK)}", "calc", "default")}
-    assert conversation not in thread.values()
-    run = run_of_talk("run9", [user("and twice that?")], place=9, agent_id="calc")
-    of_thread = [replace(event, metadata=thread) if isinstance(event, TrajectoryEvent) else event
-                 for event in records(run, 9)]  # fmt: skip
-    log = log_of(tasks, [of_thread])
+@pytest.mark.parametrize(("agent", "named"), [("red.calc", TALK), ("calc", f"red.{TALK}")])
+def test_a_thread_of_tasks_and_runs_is_one_conversation_and_of_another_tenant_another(agent: str, named: str) -> None:
+    tenant, _, _ = named.rpartition(TALK)
+    thread = tenant + derive_id("thread", TALK)
+    of_thread = {CONVERSATION: derive_id(CONVERSATION, thread, agent, "default")}
+    run = records(run_of_talk("run9", [user("and twice that?")], place=9, agent_id=agent), 9)
+    run = [replace(event, metadata=of_thread) if isinstance(event, TrajectoryEvent) else event for event in run]
+    of_blue = served("three", first=2, thread=TALK, tenant="blue", agent=agent)
+    log = log_of(served("one", "two", thread=TALK, agent=agent), [run], of_blue)
     view, fold = rows_of_view(log), rows_of_fold(log)
     check_equal(view, fold)
-    (row,) = fold.values()
-    assert (row.answer_id, row.turns, row.reward) == (thread[CONVERSATION], 3, 0.25)
+    assert len(fold) == 2
+    row = fold[of_thread[CONVERSATION]]
+    assert (row.turns, row.reward) == (3, 0.25)
 
 
 def test_a_history_that_its_client_changed_counts_the_same_both_ways() -> None:

@@ -327,7 +327,7 @@ class AgentRunner:
     def _run(self, attempt: TaskAttempt, slot: int) -> str:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
         task, began = attempt.waiting.task, None
-        metadata = {"manager": self._nonce, **conversation_of_task(task, self._plan.agent_id)}
+        metadata = {"manager": self._nonce, **conversation_of_task(task)}
         try:
             work = AgentWork(self._act) if self._plan.work is None else self._plan.work(task)
             known_run = self._server.begin(task, attempt.sampling_id, slot, metadata, work.observed)

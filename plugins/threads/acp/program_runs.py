@@ -20,7 +20,9 @@ from plugins.threads.acp.busy_retries import AGAIN_S, until_possible
 from plugins.threads.acp.run_actions import ACTOR
 from plugins.threads.acp.run_execution import CallOf
 from plugins.threads.acp.run_limits import RunOutcome
+from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.thread_state import RunState
+from schemas.conventions import THREAD, conversation_of_task
 from schemas.events import Ending, Message, RunEnding, Task, TrajectoryEvent, Turn, derive_id
 from schemas.serde import EncodeError
 from streams.access.tenants.tenant_names import tenant_in
@@ -170,7 +172,8 @@ def _task(run: RunState, call: ModelCall) -> Task:
     return Task(
         task_id=run.task_id,
         created_at=run.updated_at,
-        metadata={"source": run.request.actor, "run_id": run.run_id},
+        metadata={"source": run.request.actor, "run_id": run.run_id}
+        | ({} if run.request.stateless else {THREAD: id_of(run.thread_id)}),
         policy=policy,
         purpose="serve",
         scenario="threads",
@@ -199,7 +202,7 @@ def _order(run: RunState, program: TaskOfRun) -> TrajectoryOrder:
         sampling=task.sampling,
         adapter_version=task.adapter_version,
         max_turns=task.max_turns,
-        metadata={"manager": ACTOR},
+        metadata={"manager": ACTOR, **conversation_of_task(task)},
         traceparent=task.traceparent,
         prompt_version=None if task.prompt_version is None else str(task.prompt_version),
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.conventions import CONVERSATION, THREAD, ThreadName
+from schemas.conventions import CONVERSATION, THREAD, thread_of_task
 from schemas.events import Coordinates, Task, TrajectoryEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.facts import AuditFinding, RecountOutcome
@@ -58,8 +58,8 @@ class ConversationRecount(SubjectRecount):
     def take(self, record: Record, event: Task | TrajectoryEvent | Turn) -> None:
         """Take in that a run began or ended, or the thread that one of its turns or its task names."""
         if isinstance(event, Task):
-            if (thread := ThreadName.of(event)) is not None:
-                self._threads.setdefault(event.task_id, thread.thread_id)
+            if (thread := thread_of_task(event)) is not None:
+                self._threads.setdefault(event.task_id, thread)
             return
         if isinstance(event, Turn):
             if event.sampling_id is None:

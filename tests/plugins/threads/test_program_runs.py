@@ -18,7 +18,8 @@ import pytest
 from plugins.agents.registry.registration import registrations
 from plugins.agents.runs.agent_process import AgentProcess, ProgramRun, run_process, task_for_agent
 from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
-from schemas.events import AgentProgram, Task, ThreadEvent, TrajectoryEvent
+from schemas.conventions import CONVERSATION
+from schemas.events import AgentProgram, Task, ThreadEvent, TrajectoryEvent, derive_id
 from streams.kafka import admin
 from streams.settings.model import Settings
 from streams.stages.agents.recording.run_end import TrajectoryEnd
@@ -93,6 +94,9 @@ def test_a_run_is_answered_by_what_its_program_prints_and_names_a_turn_that_says
         second = request(client, thread, "and twice that?")
         assert wait(client, second) == ("success", ["1 + 7 =", "8", "and twice that?", "twice that is 16"])
     ends, tasks = ends_of(settings), {task.metadata["run_id"]: task for _, task in read(settings, Task)}
+    began = [event for _, event in read(settings, TrajectoryEvent) if event.kind == "started"]
+    of_thread = {CONVERSATION: derive_id(CONVERSATION, thread, "guide", "sums")}
+    assert [of_thread.items() <= event.metadata.items() for event in began] == [True, True]
     assert ends[first].turn_id is not None and ends[second].turn_id is None
     assert [(tasks[run].purpose, tasks[run].agent, len(tasks[run].messages)) for run in (first, second)] == [
         ("serve", "guide", 1),
