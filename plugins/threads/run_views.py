@@ -96,29 +96,21 @@ SELECT r.thread_id, r.run_id, r.parent.run_id AS parent_id, coalesce(r.parent.de
     r.created_at AS requested_at, e.ended_at, r._partition, r._offset, r._timestamp
 FROM requested AS r LEFT JOIN ended AS e USING (run_id) LEFT JOIN called AS c USING (run_id)
 """
-VIEWS = (
-    SqlView(
-        "run_calls",
-        "threads",
-        "one row per call of a tool by a run: its result, and how long it took",
-        "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
-        _CALLS,
-    ),
-    SqlView(
+OF_TENANT = "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))"
+_ABOUT = (
+    ("run_calls", "one row per call of a tool by a run: its result, and how long it took", _CALLS),
+    (
         "run_steps",
-        "threads",
         "one row per call in an answer of a run: its state, also without a result, and what it waits for",
-        "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
         _STEPS,
     ),
-    SqlView(
+    (
         "run_tree",
-        "threads",
         "one row per run of a thread: the run and the call that it answers, its depth, and how it ended",
-        "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
         _TREE,
     ),
 )
+VIEWS = tuple(SqlView(name, "threads", about, OF_TENANT, sql) for name, about, sql in _ABOUT)
 LISTS = (
     ViewList(
         "run-calls",

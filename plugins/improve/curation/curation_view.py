@@ -6,6 +6,7 @@ would measure that.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from plugins.improve.curation.agreement import Agreement, gwet_ac1, kappa, kappa_interval
@@ -19,16 +20,10 @@ def queued_run(placed: PlacedVerdict) -> dict[str, Any]:
     event = placed.event
     return {
         "run": event.answer_id,
-        "task_id": event.task_id,
-        "policy": event.policy,
-        "agent_id": event.agent_id,
-        "scenario": event.scenario,
-        "tenant": event.tenant,
+        **{name: getattr(event, name) for name in ("task_id", "policy", "agent_id", "scenario", "tenant")},
         "created_at": moment(event.created_at),
         "verdict_id": event.event_id,
-        "gates": [
-            {"gate": gate.gate, "value": gate.value, "bound": gate.bound, "passed": gate.passed} for gate in event.gates
-        ],
+        "gates": [asdict(gate) for gate in event.gates],
         "cut": list(event.cut),
     }
 
@@ -36,20 +31,12 @@ def queued_run(placed: PlacedVerdict) -> dict[str, Any]:
 def verdict(placed: PlacedVerdict) -> dict[str, Any]:
     """Return a verdict, with what it rests on."""
     event = placed.event
-    row = queued_run(placed) | {
-        "verdict": event.verdict,
-        "labeller": event.labeller,
-        "actor": event.actor,
-        "rationale": event.rationale,
-        "rubric": event.rubric,
-        "supersedes": event.supersedes,
-        "recorded_at": str(placed.at),
-    }
-    judge = event.judge
-    row["judge"] = (
-        None if judge is None else {"model": judge.model, "endpoint": judge.endpoint, "verdict": judge.verdict}
+    names = ("verdict", "labeller", "actor", "rationale", "rubric", "supersedes")
+    judge = (
+        None if event.judge is None else {name: getattr(event.judge, name) for name in ("model", "endpoint", "verdict")}
     )
-    return row
+    fields = {name: getattr(event, name) for name in names}
+    return queued_run(placed) | fields | {"recorded_at": str(placed.at), "judge": judge}
 
 
 def agreement(measured: Agreement, rule: Improve, noun: str = "runs") -> dict[str, Any]:

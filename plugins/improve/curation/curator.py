@@ -33,7 +33,7 @@ from plugins.improve.curation.promotion_guard import (
     STAGE,
     GroundedVerdict,
     PromotionGuardAgent,
-    curation_event,
+    event_of,
     needs_verdict,
 )
 from plugins.improve.curation.verifier import JudgeVerdict
@@ -214,7 +214,7 @@ class Curator:
         if not self._members.has(run.row.task_id) or not needs_verdict(run, self._state.fold):
             return
         before = self._state.fold.effective(run.row.answer_id)
-        event = curation_event(run, verdict, before, times.now_ms())
+        event = event_of(run, verdict, before=before, now_ms=times.now_ms())
         self._producer.send(event)
         self.counts[event.verdict] += 1
         self._report(event)

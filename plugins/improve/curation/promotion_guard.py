@@ -119,15 +119,10 @@ def needs_verdict(run: EndedRun, fold: VerdictFold) -> bool:
     return any(gate.gate in missing and gate.value is not None for gate in run.gates)
 
 
-def curation_event(run: EndedRun, verdict: GroundedVerdict, before: PlacedVerdict | None, now_ms: int) -> CurationEvent:
-    """Return the event of a machine's verdict; `before`: the verdict that counted until now."""
-    return event_of(run, verdict, actor=STAGE, before=before, now_ms=now_ms)
-
-
 def event_of(
-    run: EndedRun, verdict: GroundedVerdict, *, actor: str, before: PlacedVerdict | None, now_ms: int
+    run: EndedRun, verdict: GroundedVerdict, *, actor: str = STAGE, before: PlacedVerdict | None, now_ms: int
 ) -> CurationEvent:
-    """Return the event of a verdict on a run."""
+    """Return the event of a verdict on a run; `before`: the verdict that counted until now."""
     row, finished, transcript = run.row, run.finished, run.transcript
     supersedes = None if before is None else before.event.event_id
     tasks = [run.task_id for run in finished.runs if run.response is not None]
@@ -176,12 +171,8 @@ class PromotionGuardAgent:
 
     def rule(self, finished: Finished, judges: MeasuredJudges = NO_JUDGES) -> GroundedVerdict:
         """Return the verdict on a run. Raises as `VerifierAgent.verify`."""
-        return self.rule_on(ended_run(finished, self._settings), judges)
-
-    def rule_on(self, run: EndedRun, judges: MeasuredJudges = NO_JUDGES) -> GroundedVerdict:
-        """Return the verdict on a run. Raises as `VerifierAgent.verify`."""
-        judge_verdict = self.ask_judge(run)
-        return self.verdict(run, judge_verdict, judges)
+        run = ended_run(finished, self._settings)
+        return self.verdict(run, self.ask_judge(run), judges)
 
     def ask_judge(self, run: EndedRun) -> JudgeVerdict | None:
         """Return what the judge says of a run; None: it is not asked. Raises as `VerifierAgent.verify`."""

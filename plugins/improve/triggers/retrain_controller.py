@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Self
+from collections.abc import Callable
+from typing import Self, TypeVar
 
 from plugins.improve import improve_metrics
 from plugins.improve.triggers.detector import THRESHOLD
@@ -28,9 +29,10 @@ from plugins.improve.triggers.retrain_reducer import STAGE, due
 from plugins.improve.triggers.rule import RetrainRule
 from plugins.improve.triggers.rule_state import RuleState
 from plugins.improve.triggers.trigger_log import TriggerLog
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobLog
 from schemas.events import TriggerEvent
-from streams.errors import JobRequestError, NotFoundError, RefusedError, StreamwardError
+from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.kafka import times
 from streams.kafka.admin import outlast
 from streams.kafka.client import POLL_S
@@ -43,6 +45,7 @@ from streams.observability import metrics
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 
+T = TypeVar("T")
 RETRY_S = 10.0
 """How long after an order that could not be given it is tried again."""
 
@@ -178,29 +181,27 @@ class RetrainController:
 
     def _can_order(self, event: TriggerEvent) -> bool:
         """Return whether the job of a crossing can be ordered; if not, report why, at most once in a while."""
-        if time.monotonic() < self._retry_at:
-            return False
-        try:
-            order_of(event, self._rule, self._settings)
-        except (JobRequestError, NotFoundError, RefusedError) as exc:
-            self._put_off(exc)
-            return False
-        return True
+        return self._if_possible(lambda: order_of(event, self._rule, self._settings)) is not None
 
     def _try_to_start(self, crossing: TriggerEvent) -> None:
         """Order the job that a crossing names, unless another process has."""
-        if time.monotonic() < self._retry_at:
-            return
-        try:
-            order = order_of(crossing, self._rule, self._settings)
-            job = self._jobs.start(order, actor=STAGE, key=crossing.event_id)
-        except (JobRequestError, NotFoundError, RefusedError) as exc:
-            self._put_off(exc)
-            return
-        log.info("rule %s: job %s is ordered", crossing.rule, job.job_id)
 
-    def _put_off(self, exc: StreamwardError) -> None:
-        self._retry_at = time.monotonic() + RETRY_S
-        if self._why_not != str(exc):
-            log.warning("rule %s: nothing is started: %s", self._rule.name, exc)
-        self._why_not = str(exc)
+        def start() -> JobState:
+            order = order_of(crossing, self._rule, self._settings)
+            return self._jobs.start(order, actor=STAGE, key=crossing.event_id)
+
+        if (job := self._if_possible(start)) is not None:
+            log.info("rule %s: job %s is ordered", crossing.rule, job.job_id)
+
+    def _if_possible(self, order: Callable[[], T]) -> T | None:
+        """Return the order or its job; None if it cannot be given, or could not be a moment ago."""
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            return order()
+        except (JobRequestError, NotFoundError, RefusedError) as exc:
+            self._retry_at = time.monotonic() + RETRY_S
+            if self._why_not != str(exc):
+                log.warning("rule %s: nothing is started: %s", self._rule.name, exc)
+            self._why_not = str(exc)
+            return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from starlette.requests import Request
@@ -133,9 +132,12 @@ class AgentMethods:
             "ListTasks": self._method(ListTasksParameters, self._list),
             "CancelTask": self._method(CancelTaskParameters, self._cancel),
             "SubscribeToTask": self._method(CancelTaskParameters, self._subscribe),
-            "GetExtendedAgentCard": RpcMethod(self._refuse_extended_card),
-            **dict.fromkeys(PUSH_METHODS, RpcMethod(self._refuse_push)),
-            **{name: RpcMethod(partial(self._refuse_older, now)) for name, now in A2A_METHODS.items()},
+            "GetExtendedAgentCard": _refusal(NO_EXTENDED_CARD, "there is one card, and it is that of your key"),
+            **dict.fromkeys(PUSH_METHODS, _refusal(PUSH_NOT_SUPPORTED, NO_PUSH)),
+            **{
+                name: _refusal(VERSION_NOT_SUPPORTED, A2A_METHOD.text.format(method=now))
+                for name, now in A2A_METHODS.items()
+            },
         }
 
     def _method(self, model: type[P], call: Callable[[P], Awaitable[Any]]) -> RpcMethod:
@@ -269,14 +271,14 @@ class AgentMethods:
     def _is_own(self, run: RunState) -> bool:
         return run.agent_id == self._agent.logged and not run.request.stateless
 
-    async def _refuse_extended_card(self, _: dict[str, Any]) -> NoReturn:
-        raise task_error(NO_EXTENDED_CARD, "there is one card, and it is that of your key")
 
-    async def _refuse_older(self, now: str, _: dict[str, Any]) -> NoReturn:
-        raise task_error(VERSION_NOT_SUPPORTED, A2A_METHOD.text.format(method=now))
+def _refusal(error: TaskError, message: str) -> RpcMethod:
+    """Return a method that answers with an error alone."""
 
-    async def _refuse_push(self, _: dict[str, Any]) -> NoReturn:
-        raise task_error(PUSH_NOT_SUPPORTED, NO_PUSH)
+    async def refuse(_: dict[str, Any]) -> NoReturn:
+        raise task_error(error, message)
+
+    return RpcMethod(refuse)
 
 
 def _order(run: RunState) -> tuple[int, str]:

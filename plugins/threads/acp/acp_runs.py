@@ -23,22 +23,21 @@ from gateway.http.route import CONVERSATION, Reply
 from plugins.agents.registry.agent_log import object_of
 from plugins.threads.acp.acp_threads import LISTED
 from plugins.threads.acp.requested_runs import RequestedRuns, sees_run
-from plugins.threads.acp.run_execution import ThreadRuns, run_event
+from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.run_frames import (
     BEFORE,
     DEFAULT_MODES,
-    INTERRUPT,
     StreamPlace,
     metadata_frame,
     place_of,
     resumed_place,
+    run_values,
 )
 from plugins.threads.acp.thread_access import id_of, read_uuid, thread_name
 from plugins.threads.acp.thread_answers import (
     RunResult,
     ThreadRunAnswer,
     agent_name,
-    interrupts,
     list_response,
     run_answer,
     run_result,
@@ -52,6 +51,7 @@ from plugins.threads.acp.thread_bodies import (
     ThreadRunsQuery,
 )
 from plugins.threads.acp.thread_interfaces import ACP, RUNS
+from plugins.threads.log.thread_log import run_event
 from plugins.threads.log.thread_state import RunState
 from streams.errors import CallError
 
@@ -91,13 +91,16 @@ class AcpRuns:
     @RUNS.post("/runs/stream", **NEW_RUN, streams=True)
     async def acp_create_and_stream_run(self, request: Request, body: RunBody) -> StreamingResponse:
         """Request a run, and stream what it does."""
-        return self._stream_new(request, await self._requested.request(request, body), body)
+        run = await self._requested.request(request, body)
+        after = BEFORE if run.steps.resumed_at is None else resumed_place(run)
+        modes = tuple(body.stream_mode or DEFAULT_MODES)
+        return self._stream(request, run, modes, after, cancels=body.on_disconnect != "continue")
 
     @ACP.post("/threads/{thread_id}/runs/wait", **NEW_RUN, ids=LISTED)
     async def acp_create_and_wait_thread_run(self, request: Request, thread_id: str, body: RunBody) -> Response:
         """Request a run on a thread, and wait until it has ended."""
         run = await self._wait_new(request, await self._requested.request(request, body), body)
-        return _values(request, run)
+        return _values(run)
 
     # --- existing runs ------------------------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class AcpRuns:
     async def acp_join_thread_run(self, request: Request, thread_id: str, run_id: str) -> Response:
         """Wait until a run of a thread has ended."""
         run = await self._requested.find(request, run_id)
-        return _values(request, await self._runs.wait(run.run_id))
+        return _values(await self._runs.wait(run.run_id))
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -200,12 +203,6 @@ class AcpRuns:
         finally:
             waiting.cancel()
             leaving.cancel()
-
-    def _stream_new(self, request: Request, run: RunState, body: RunBody) -> StreamingResponse:
-        modes = tuple(body.stream_mode or DEFAULT_MODES)
-        cancels = body.on_disconnect != "continue"
-        after = BEFORE if run.steps.resumed_at is None else resumed_place(run)
-        return self._stream(request, run, modes, after, cancels=cancels)
 
     def _stream(
         self, request: Request, run: RunState, modes: tuple[str, ...], after: StreamPlace, *, cancels: bool = False
@@ -231,11 +228,9 @@ class AcpRuns:
         return StreamingResponse(events(), headers=headers, media_type=sse.MEDIA_TYPE)
 
 
-def _values(request: Request, run: RunState) -> Response:
+def _values(run: RunState) -> Response:
     """Return the outcome of a run in langgraph-sdk's form: the context of its thread, with the messages in it."""
-    result = run_result(request, run).model_dump(mode="json", exclude_unset=True)
-    waits = {INTERRUPT: interrupts(run)} if run.waiting else {}
-    return JSONResponse({**result["values"], "messages": result["messages"], **waits}, headers=_headers(run, "join"))
+    return JSONResponse(run_values(run), headers=_headers(run, "join"))
 
 
 def _headers(run: RunState, action: str = "") -> dict[str, str]:

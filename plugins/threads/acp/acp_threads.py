@@ -7,7 +7,6 @@ POST /acp/threads · GET, PATCH, DELETE /acp/threads/{id} · …/copy · …/his
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,8 +44,9 @@ class AcpThreads:
         name = thread_name(request, thread_id)
         is_new = body.thread_id is None or await self._views.find(request, name) is None
         if is_new:
-            event = replace(thread_event(request, name, "created"), agent_id=own_agent(request))
-            state, refusal = await self._runs.append(replace(event, labels=json_text.one_line(body.metadata or {})))
+            labels = json_text.one_line(body.metadata or {})
+            event = thread_event(request, name, "created", agent_id=own_agent(request), labels=labels)
+            state, refusal = await self._runs.append(event)
             check_thread(request, state, thread_id)
             is_new = refusal is None
         if not is_new and body.if_exists != "do_nothing":
@@ -69,8 +69,10 @@ class AcpThreads:
         """Change a thread."""
         state = await self._views.get(request, thread_id)
         await self._views.keep(request, state.thread_id)
-        changed = replace(
-            thread_event(request, state.thread_id, "changed"),
+        changed = thread_event(
+            request,
+            state.thread_id,
+            "changed",
             labels=None if body.metadata is None else json_text.one_line(body.metadata),
             values=None if body.values is None else json_text.one_line(body.values),
             checkpoint=None if body.checkpoint is None else body.checkpoint.checkpoint_id,
@@ -93,8 +95,10 @@ class AcpThreads:
         """Create a thread with the messages, the metadata and the context of another one."""
         state = await self._views.get(request, thread_id)
         copy_id = str(uuid.uuid4())
-        copied = replace(
-            thread_event(request, thread_name(request, copy_id), "created"),
+        copied = thread_event(
+            request,
+            thread_name(request, copy_id),
+            "created",
             agent_id=state.agent_id,
             labels=json_text.one_line(dict(state.labels)),
             values=json_text.one_line(dict(state.values)),
@@ -122,16 +126,10 @@ class AcpThreads:
         return list_response(state_answer(checkpoint) for checkpoint in states[:limit])
 
 
-def thread_event(request: Request, thread: str, kind: Any) -> ThreadEvent:
+def thread_event(request: Request, thread: str, kind: Any, /, **fields: Any) -> ThreadEvent:
     """Return an event about a thread."""
-    return ThreadEvent(
-        event_id=str(uuid.uuid4()),
-        thread_id=thread,
-        created_at=times.now_ms(),
-        traceparent=None,
-        kind=kind,
-        actor=actor_of(request),
-    )
+    about: dict[str, Any] = {"thread_id": thread, "kind": kind, "actor": actor_of(request)}
+    return ThreadEvent(event_id=str(uuid.uuid4()), created_at=times.now_ms(), **about, **fields)
 
 
 def _fits(state: ThreadState, body: ThreadSearch) -> bool:

@@ -1,10 +1,10 @@
-"""Repeat what a busy log or recorder did not do: a call until it is accepted, a record until it is written."""
+"""Repeat what a busy log or recorder did not do, until it is accepted or written; and end the tasks that do so."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from streams.errors import CallError
@@ -40,3 +40,11 @@ async def until_possible(call: Callable[[], Awaitable[T]], doing: str) -> T:
                 raise
             log.warning("%s waits: %s", doing, exc)
         await asyncio.sleep(AGAIN_S)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and return once they have ended."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

@@ -22,7 +22,7 @@ from gateway.http import errors
 from gateway.http.principal import request_of
 from gateway.log.run_tools import ToolReply
 from plugins.agents.registry.agent_log import object_of
-from plugins.threads.acp.busy_retries import AGAIN_S
+from plugins.threads.acp.busy_retries import AGAIN_S, end_tasks
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
 from plugins.threads.acp.run_actions import ACTOR, NextCall, RunActions, paused_event, step_event
 from plugins.threads.log.thread_log import Appended, ThreadLog
@@ -196,10 +196,7 @@ class ChildRuns:
 
     async def close(self) -> None:
         """Leave the rest to the next server."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks.values())
 
 
 def _next_step(threads: ThreadLog, parent_id: str, name: str) -> RunState | ThreadEvent | None:

@@ -111,18 +111,13 @@ class ProgramRuns:
         """
 
         async def find_or_submit() -> SubmittedTask:
-            if (known := await errors.apart(self._find, run)) is not None:
+            if (known := await errors.apart(lambda: self._tasks().find(run.task_id))) is not None:
                 return known
-            return await errors.apart(self._submit, _task(run, await call_of(run)))
+            task = _task(run, await call_of(run))
+            return await errors.apart(lambda: self._tasks().submit(task))
 
         found = await until_possible(find_or_submit, f"the task of run {run.run_id}")
         return TaskOfRun(found.task, derive_id(run.task_id, run.agent_id, *found.at))
-
-    def _find(self, run: RunState) -> SubmittedTask | None:
-        return self._tasks().find(run.task_id)
-
-    def _submit(self, task: Task) -> SubmittedTask:
-        return self._tasks().submit(task)
 
     async def _answer(self, run: RunState, program: TaskOfRun) -> RunOutcome:
         """Return what the log has of a program's run that has ended, as soon as it can be read."""

@@ -95,7 +95,7 @@ class RequestedRuns:
                 raise CallError("not_found", f"there is no thread {body.thread_id}", "thread_id", way_out=LISTED)
             state = await self._views.keep(request, event.thread_id)
             if state is None:
-                created = replace(thread_event(request, event.thread_id, "created"), agent_id=own_agent(request))
+                created = thread_event(request, event.thread_id, "created", agent_id=own_agent(request))
                 state, _ = await self._runs.append(created)
                 check_thread(request, state, id_of(event.thread_id))  # it may exist, hidden from this key
         if not event.messages and (state is None or not state.messages):
@@ -168,9 +168,10 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
         seed=int(run_id[:8], 16) if chosen.seed is None else chosen.seed,
         stop=tuple(chosen.stop or ()),
     )
-    return replace(
-        thread_event(request, thread, "created"),
-        kind="run_requested",
+    return thread_event(
+        request,
+        thread,
+        "run_requested",
         metadata=agent.metadata_of(run_id, tenant_of(request)),
         run_id=run_id,
         agent_id=agent.logged,

@@ -11,12 +11,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plugins.threads.log.run_steps import CallStep
-from plugins.threads.log.thread_log import Appended
+from plugins.threads.log.thread_log import Appended, run_event
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
 from schemas.events import CallDecision, Message, ThreadEvent
 from streams.errors import CallError
-from streams.kafka import times
 
 DECISIONS = {"yes": True, "no": False, True: True, False: False}
 PARAMETER = "command.resume"
@@ -64,16 +63,8 @@ def resumption_of_messages(run: RunState, messages: Sequence[Message]) -> Resume
 
 def resumption_event(run: RunState, answered: ResumedCalls, actor: str, event_id: str | None = None) -> ThreadEvent:
     """Return the event that answers a run; `event_id`: of one that may be sent again."""
-    return ThreadEvent(
-        event_id=event_id or str(uuid.uuid4()),
-        thread_id=run.thread_id,
-        created_at=times.now_ms(),
-        kind="run_resumed",
-        actor=actor,
-        run_id=run.run_id,
-        decisions=answered.decisions,
-        messages=answered.results,
-    )
+    name = event_id or str(uuid.uuid4())
+    return run_event(run, "run_resumed", actor, event_id=name, decisions=answered.decisions, messages=answered.results)
 
 
 def check_taken(outcome: Appended) -> ThreadState:

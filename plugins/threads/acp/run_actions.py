@@ -30,13 +30,12 @@ from gateway.log.run_tools import CallableTool, CallInRun, CallRights, CallStop,
 from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
-from plugins.threads.log.thread_log import Appended
+from plugins.threads.log.thread_log import Appended, run_event
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
 from schemas.tool_text import INPUT_REQUIRED
 from streams.errors import CallError, LogError, StreamwardError
-from streams.kafka import times
 
 ACTOR = "serve"
 """The actor of the events that a server writes about runs."""
@@ -334,12 +333,4 @@ def paused_event(run: RunState, waits: Sequence[PausedCall]) -> ThreadEvent:
 def step_event(run: RunState, kind: Any, *about: object, **fields: Any) -> ThreadEvent:
     """Return an event of a step of a run; its id is derived from its answer's turn, and what it is `about`."""
     turn_id = fields.setdefault("turn_id", run.steps.turns[-1] if run.steps.turns else None)
-    return ThreadEvent(
-        event_id=derive_id(run.thread_id, run.run_id, kind, turn_id, *about),
-        thread_id=run.thread_id,
-        created_at=times.now_ms(),
-        kind=kind,
-        actor=ACTOR,
-        run_id=run.run_id,
-        **fields,
-    )
+    return run_event(run, kind, ACTOR, turn_id, *about, **fields)

@@ -22,14 +22,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import read_memory
-from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted, until_possible
+from plugins.threads.acp.busy_retries import AGAIN_S, end_tasks, until_accepted, until_possible
 from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
-from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
+from plugins.threads.acp.run_frames import StreamPlace, frames
 from plugins.threads.acp.run_limits import RunLimits, RunOutcome, outcome_of_handoff
 from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
 from plugins.threads.acp.thread_access import id_of
@@ -37,20 +37,21 @@ from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.memory_search import memories
 from plugins.threads.log.memory_state import items_read, text_of_items
-from plugins.threads.log.thread_log import Appended, ThreadLog
+from plugins.threads.log.thread_log import Appended, ThreadLog, run_event
 from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
-from schemas.events import HANDOFF, PROGRAM_RUN, ThreadEvent, derive_id
+from schemas.events import HANDOFF, PROGRAM_RUN, ThreadEvent
 from schemas.serde import EncodeError
 from streams.errors import CallError, EventError, LogError, NotFoundError
-from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.tasks.line_steps import LineSteps
 
+E = TypeVar("E")
+T = TypeVar("T")
 log = logging.getLogger("streamward.threads")
 
 
@@ -144,19 +145,18 @@ class ThreadRuns:
 
     async def append(self, event: ThreadEvent) -> Appended:
         """Write an event. Raises CallError."""
-        threads = await self.open()
-        try:
-            return await errors.apart(threads.append, event)
-        except (EventError, EncodeError) as exc:
-            raise _unwritable(exc) from exc
+        return await self._write((await self.open()).append, event)
 
     async def append_all(self, events: Sequence[ThreadEvent]) -> None:
         """Write events. Raises CallError."""
-        threads = await self.open()
+        await self._write((await self.open()).append_all, events)
+
+    async def _write(self, write: Callable[[E], T], events: E) -> T:
         try:
-            await errors.apart(threads.append_all, events)
+            return await errors.apart(write, events)
         except (EventError, EncodeError) as exc:
-            raise _unwritable(exc) from exc
+            is_too_large = isinstance(exc, EventError) and exc.reason == "too_large"
+            raise CallError("too_large" if is_too_large else "invalid", str(exc)) from exc
 
     def _pass_on(self, state: ThreadState) -> None:
         """Notify the event loop that a thread has changed."""
@@ -288,8 +288,7 @@ class ThreadRuns:
         feed.text = ""  # the next answer is another message
         fields = outcome._asdict()
         del fields["ending"], fields["error"], fields["program_run"], fields["handoff"]
-        event = step_event(run, "run_answered", **fields)
-        await self.record(event)
+        await self.record(step_event(run, "run_answered", **fields))
 
     async def _call(self, run: RunState, feed: RunFeed) -> ModelCall:
         """Return the next call of the model that a run makes. Raises CallError."""
@@ -321,13 +320,10 @@ class ThreadRuns:
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         answered_by = ((PROGRAM_RUN, outcome.program_run), (HANDOFF, outcome.handoff))
-        event = ThreadEvent(
-            event_id=end_id(run),
-            thread_id=run.thread_id,
-            created_at=times.now_ms(),
-            kind="run_ended",
-            actor=ACTOR,
-            run_id=run.run_id,
+        event = run_event(
+            run,
+            "run_ended",
+            ACTOR,
             ending=outcome.ending,
             turn_id=outcome.turn_id,
             error=outcome.error,
@@ -421,10 +417,7 @@ class ThreadRuns:
         self.stop()
         await self._actions.close()
         await self.children.close()
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._running.values())
 
 
 def _needs_consent(threads: ThreadLog, run: RunState) -> bool:
@@ -436,12 +429,6 @@ def _needs_consent(threads: ThreadLog, run: RunState) -> bool:
     return False
 
 
-def _unwritable(error: EventError | EncodeError) -> CallError:
-    """Return the error for an event that the log does not take."""
-    is_too_large = isinstance(error, EventError) and error.reason == "too_large"
-    return CallError("too_large" if is_too_large else "invalid", str(error))
-
-
 def run_of(threads: ThreadLog, run_id: str) -> RunState:
     """Return a run. Raises CallError."""
     try:
@@ -450,16 +437,3 @@ def run_of(threads: ThreadLog, run_id: str) -> RunState:
         raise CallError("not_found", str(exc), "run_id") from exc
     except LogError as exc:
         raise CallError("busy", f"{exc}; try again") from exc
-
-
-def run_event(run: RunState, kind: Any, actor: str, **fields: Any) -> ThreadEvent:
-    """Return an event about a run."""
-    return ThreadEvent(
-        event_id=derive_id(run.thread_id, run.run_id, kind),
-        thread_id=run.thread_id,
-        created_at=times.now_ms(),
-        kind=kind,
-        actor=actor,
-        run_id=run.run_id,
-        **fields,
-    )

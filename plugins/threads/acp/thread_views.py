@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 
@@ -27,6 +27,7 @@ from schemas.events import ThreadEvent
 from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError
 
+T = TypeVar("T")
 KEPT_FOLDS = 256
 """How many threads with tasks stay folded."""
 
@@ -76,12 +77,15 @@ class ThreadViews:
 
         All tasks that the log has by now are read before it returns None.
         """
+        return await self._look(lambda *logs: self._view(request, _sources(request, name, *logs)))
+
+    async def _look(self, look: Callable[[ThreadLog, TaskThreadLog], T]) -> T:
+        """Return a view of both logs; an empty one only after all tasks of the log have been read."""
         threads, tasks = await self._open()
-        state = self._view(request, _sources(request, name, threads, tasks))
-        if state is None:
+        if not (seen := look(threads, tasks)):
             await errors.apart(tasks.catch_up)
-            state = self._view(request, _sources(request, name, threads, tasks))
-        return state
+            seen = look(threads, tasks)
+        return seen
 
     async def search(
         self, request: Request, fits: Callable[[ThreadState], bool], offset: int, limit: int
@@ -90,11 +94,7 @@ class ThreadViews:
 
         All tasks that the log has by now are read before it returns nothing.
         """
-        threads, tasks = await self._open()
-        fitting = self._fitting(request, fits, threads, tasks)
-        if not fitting:
-            await errors.apart(tasks.catch_up)
-            fitting = self._fitting(request, fits, threads, tasks)
+        fitting = await self._look(lambda *logs: self._fitting(request, fits, *logs))
         views = (self._view(request, sources) for sources in fitting[offset : offset + limit])
         return [state for state in views if state is not None]
 

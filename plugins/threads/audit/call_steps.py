@@ -1,6 +1,6 @@
 """The calls of a run, for the audit: which of its answer have results, which wait, and what no server can have written.
 
-    run_answered ──► CallCount of each call ──► call_begun, …, run_resumed ──► StepProblem?
+    run_answered ──► CallCount of each call ──► call_begun, …, run_resumed ──► ImpossibleEvent?
 
 A second implementation of the servers' steps (log/run_steps.py). A call that was begun twice has to be idempotent, or a
 person said so; a result without its beginning was lost, and so was a run's answer while its calls have no results.
@@ -62,8 +62,8 @@ def step_fact(event: ThreadEvent) -> StepFact:
     return StepFact(tuple(calls), results, allowed, needing)
 
 
-class StepProblem(NamedTuple):
-    """What no server can have written."""
+class ImpossibleEvent(NamedTuple):
+    """Why no server can have written an event."""
 
     category: Category
     problem: str
@@ -93,25 +93,29 @@ class RunCalls:
     handoff: int = 0
     """A digest of the result that is the run's answer."""
 
-    def problem(self, kind: str, turn_id: str, step: StepFact) -> StepProblem | None:
+    def problem(self, kind: str, turn_id: str, step: StepFact) -> ImpossibleEvent | None:
         """Return what is wrong with the next step; None: it takes effect, or changes nothing."""
         if kind == "run_answered":
             if self.open and turn_id not in self.turns:
-                return StepProblem("lost", f"calls of its run have no results: {', '.join(self.open)}")
+                return ImpossibleEvent("lost", f"calls of its run have no results: {', '.join(self.open)}")
             return None
         for call_id in dict.fromkeys((*step.calls, *step.results)):
             call = self.open.get(call_id)
             if call is None:
                 if kind in ("run_resumed", "call_ended") or turn_id in self.turns[:-1]:
                     continue  # two clients met, or it was written before
-                return StepProblem("contradictory", f"call {call_id} has a result, or no answer of its run made it")
+                return ImpossibleEvent("contradictory", f"call {call_id} has a result, or no answer of its run made it")
             if kind == "call_begun" and call.begun and step.attempt == call.begun:
                 if not step.idempotent and not call.allowed:
-                    return StepProblem("doubled", f"call {call_id} was begun already, and its tool is not idempotent")
+                    return ImpossibleEvent(
+                        "doubled", f"call {call_id} was begun already, and its tool is not idempotent"
+                    )
             elif kind == "call_ended" and step.was_made and not call.begun:
-                return StepProblem("lost", f"call {call_id} was never begun: that event is not before it")
+                return ImpossibleEvent("lost", f"call {call_id} was never begun: that event is not before it")
             elif kind == "call_ended" and step.remote_task != call.remote_task:
-                return StepProblem("lost", f"call {call_id} ended by task {step.remote_task}, which was never accepted")
+                return ImpossibleEvent(
+                    "lost", f"call {call_id} ended by task {step.remote_task}, which was never accepted"
+                )
         return None
 
     def changes(self, kind: str, turn_id: str, step: StepFact) -> bool:

@@ -9,19 +9,11 @@ A call that was begun without a run that was requested is not a finding: its par
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from plugins.threads.audit.call_steps import ImpossibleEvent
 from plugins.threads.audit.thread_facts import ThreadFact
 from schemas.events import ParentCall, derive_id
-from streams.tools.audit.facts import Category, RecountOutcome
-
-
-class ChildProblem(NamedTuple):
-    """What no server can have written about a child."""
-
-    category: Category
-    at: ThreadFact
-    problem: str
+from streams.tools.audit.facts import RecountOutcome
 
 
 class ChildCount:
@@ -57,7 +49,7 @@ class ChildCount:
             if request.child.parent is not None:
                 for found in self._problems(name, request, request.child.parent):
                     if is_whole or found.category == "contradictory":
-                        outcome.find(found.category, found.at.at, found.problem)
+                        outcome.find(found.category, request.at, found.problem)
         for name, result in self._results.items():
             answer = self._answers.get(name)
             if result.step.has_failed or (answer is None and not is_whole):
@@ -65,19 +57,19 @@ class ChildCount:
             if answer is None or answer.child.text != result.child.text:
                 outcome.find("contradictory", result.at, f"its result is not the answer of run {name}")
 
-    def _problems(self, name: str, request: ThreadFact, parent: ParentCall) -> Iterator[ChildProblem]:
+    def _problems(self, name: str, request: ThreadFact, parent: ParentCall) -> Iterator[ImpossibleEvent]:
         if name != derive_id(parent.run_id, "child", parent.turn_id, parent.call_id):
-            yield ChildProblem("contradictory", request, f"run {name} has not the id of the call that it answers")
+            yield ImpossibleEvent("contradictory", f"run {name} has not the id of the call that it answers")
         begun, above = self._begun.get(name), self._requests.get(parent.run_id)
         if begun is None or begun.run_id != parent.run_id:
             problem = f"run {name} answers call {parent.call_id} of run {parent.run_id}, which was never begun"
-            yield ChildProblem("phantom", request, problem)
+            yield ImpossibleEvent("phantom", problem)
         if above is None:
             return
         depth = 0 if above.child.parent is None else above.child.parent.depth
         if parent.depth != depth + 1:
             problem = f"run {name} is {parent.depth} runs deep, and the run that it answers {depth}"
-            yield ChildProblem("contradictory", request, problem)
+            yield ImpossibleEvent("contradictory", problem)
         if request.actor != above.actor:
             problem = f"run {name} acts for {request.actor}, and the run that it answers for {above.actor}"
-            yield ChildProblem("contradictory", request, problem)
+            yield ImpossibleEvent("contradictory", problem)

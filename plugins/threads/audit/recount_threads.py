@@ -52,6 +52,14 @@ ENDINGS = {"success": "answered", "interrupted": "interrupted"}
 """How runs are counted by their ending; all others failed."""
 
 
+SUMS = (
+    ("runs of threads", "runs", "answered", "failed", "interrupted", "open"),
+    ("calls by runs", "calls", "answered", "failed", "by clients", "left", "open"),
+    ("child runs", "child runs", "answered", "failed", "left"),
+)
+"""Of each: the count, its short name, and its parts."""
+
+
 class RunTurn(NamedTuple):
     """A turn, and what it says of the run that it answers."""
 
@@ -85,25 +93,9 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
     """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
 
     labels, optional, counts = ("threads", "turns", "trajectories"), ("access",), ("threads",)
-    sums = (
-        RecountSum(
-            "runs of threads",
-            ("runs of threads",),
-            {name: f"runs {name}" for name in ("answered", "failed", "interrupted", "open")},
-            shown_with="runs of threads",
-        ),
-        RecountSum(
-            "calls by runs",
-            ("calls by runs",),
-            {name: f"calls {name}" for name in ("answered", "failed", "by clients", "left", "open")},
-            shown_with="calls by runs",
-        ),
-        RecountSum(
-            "child runs",
-            ("child runs",),
-            {name: f"child runs {name}" for name in ("answered", "failed", "left")},
-            shown_with="child runs",
-        ),
+    sums = tuple(
+        RecountSum(total, (total,), {name: f"{noun} {name}" for name in parts}, shown_with=total)
+        for total, noun, *parts in SUMS
     )
 
     def __init__(self) -> None:
@@ -255,12 +247,12 @@ class _ThreadCheck:
         if problem is not None:
             self._find(event, "contradictory", problem)
 
-    def _judge_task(self, event: ThreadFact, task_id: str) -> None:
+    def _judge_task(self, event: ThreadFact, task_id: str, is_about: str = "it is of") -> None:
         """Find an event of a task that was never submitted."""
         partition = partition_of(task_id, self._view.settings.topics.partitions)
         task = self._view.loop.tasks.get((partition, task_id))
         if (task is None or not task.tasks) and not self._view.is_cut("tasks", partition):
-            self._find(event, "phantom", f"it is of task {task_id}, which is not in tasks")
+            self._find(event, "phantom", f"{is_about} task {task_id}, which is not in tasks")
 
     def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
         """Find second events of an id. Those with ids derived from their run may differ, except in how it ended."""
@@ -344,19 +336,11 @@ class _ThreadCheck:
 
     def _judge_program(self, event: ThreadFact, task_id: str) -> None:
         """Find what is wrong with the answer of a program: without a turn, what it printed."""
-        partition = partition_of(task_id, self._view.settings.topics.partitions)
-        task = self._view.loop.tasks.get((partition, task_id))
-        has_task = task is not None and bool(task.tasks)
-        if event.ending == "success" and not has_task and not self._view.is_cut("tasks", partition):
-            self._find(event, "phantom", f"a program answered task {task_id}, which is not in tasks")
-        if not event.turn_id:
-            return
-        turns = self._turns.get((partition, event.program_run), ())
-        answered = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
+        if event.ending == "success":
+            self._judge_task(event, task_id, "a program answered")
+        answered = self._turn_of(event, event.program_run, task_id) if event.turn_id else None
         if answered is not None and answered.text != event.text:
             self._find(event, "contradictory", f"its answer is not that of {answered}")
-        elif answered is None and not self._view.is_cut("turns", partition):
-            self._find(event, "phantom", f"turn {event.turn_id} of task {task_id} is not in turns")
 
     def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, request: ModelRequest | None) -> None:
         thread_id = self._story.key

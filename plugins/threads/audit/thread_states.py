@@ -9,21 +9,15 @@ nothing are legitimate: two clients met, and the second got a 409. Those that no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from plugins.threads.audit.call_steps import STEP_KINDS, RunCalls
+from plugins.threads.audit.call_steps import STEP_KINDS, ImpossibleEvent, RunCalls
 from plugins.threads.audit.thread_facts import MessageFact, ThreadFact, ThreadReading
 from streams.tools.audit.facts import Category
 
 RunStatus = Literal["waiting", "in progress", "ended", "interrupted"]
-
-
-class ImpossibleEvent(NamedTuple):
-    """Why no server can have written an event."""
-
-    category: Category
-    problem: str
 
 
 class RunRefusal(NamedTuple):
@@ -55,19 +49,20 @@ class HeadState:
         reading = self.reading.extend(event.messages)
         return HeadState(event.identity, self, event.messages, reading, questions, event.run_id)
 
+    def line(self) -> Iterator[HeadState]:
+        """Yield this state and those before it, the newest first."""
+        state: HeadState | None = self
+        while state is not None:
+            yield state
+            state = state.parent
+
     def find(self, identity: int) -> HeadState | None:
         """Return an earlier state, or this one."""
-        state: HeadState | None = self
-        while state is not None and state.identity != identity:
-            state = state.parent
-        return state
+        return next((state for state in self.line() if state.identity == identity), None)
 
     def messages(self) -> list[MessageFact]:
         """Return every message, the oldest first."""
-        states: list[HeadState] = [self]
-        while (parent := states[-1].parent) is not None:
-            states.append(parent)
-        return [message for state in reversed(states) for message in state.added]
+        return [message for state in reversed([*self.line()]) for message in state.added]
 
     def after(self, compaction: ThreadFact) -> ThreadReading:
         """Return the messages as they are read after a summary of the first of them."""
@@ -80,14 +75,11 @@ class HeadState:
         if turns is None or self.questions <= turns:
             return self.reading
         newest_first: list[MessageFact] = []
-        state: HeadState | None = self
-        while state is not None and turns:
-            for message in reversed(state.added):
-                newest_first.append(message)
-                turns -= message.role == "user"
-                if not turns:
-                    break
-            state = state.parent
+        for message in (message for state in self.line() for message in reversed(state.added)):
+            newest_first.append(message)
+            turns -= message.role == "user"
+            if not turns:
+                break
         system = self.reading.system
         before = ThreadReading(system, 0, 1) if system else ThreadReading(0, 0, 0)
         return before.extend(reversed(newest_first))

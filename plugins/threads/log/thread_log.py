@@ -9,11 +9,12 @@ Which run of a thread is in progress is part of its fold; the server that has th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plugins.threads.log.thread_state import RunState, ThreadState, fold, refusal
-from schemas.events import ThreadEvent, problems
+from schemas.events import ThreadEvent, derive_id, problems
 from streams.errors import EventError, NotFoundError
+from streams.kafka import times
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
@@ -109,3 +110,11 @@ class ThreadLog(FollowedTopic):
         if event.kind == "run_requested" and event.run_id is not None:
             self._thread_of[event.run_id] = event.thread_id
         self._on_change(after)
+
+
+def run_event(run: RunState, kind: Any, actor: str, *about: object, **fields: Any) -> ThreadEvent:
+    """Return an event about a run; unless it is among the fields, its id is derived from the run and what it is
+    `about`."""
+    event_id = fields.pop("event_id", None) or derive_id(run.thread_id, run.run_id, kind, *about)
+    about_run: dict[str, Any] = {"thread_id": run.thread_id, "run_id": run.run_id, "kind": kind, "actor": actor}
+    return ThreadEvent(event_id=event_id, created_at=times.now_ms(), **about_run, **fields)

@@ -270,9 +270,12 @@ def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
 def _why_not_compacted(state: ThreadState, event: ThreadEvent) -> str | None:
     if any(event.run_id == earlier.run_id for earlier in state.compactions):
         return f"the thread was compacted after run {event.run_id} already"
-    if event.error is None and all(event.checkpoint != earlier.checkpoint_id for earlier in state.head.line()):
-        return f"the thread has no checkpoint {event.checkpoint}"
-    return None
+    return _why_no_checkpoint(state, event) if event.error is None else None
+
+
+def _why_no_checkpoint(state: ThreadState, event: ThreadEvent) -> str | None:
+    is_there = any(event.checkpoint == earlier.checkpoint_id for earlier in state.head.line())
+    return None if is_there else f"the thread has no checkpoint {event.checkpoint}"
 
 
 def parts_of(event: ThreadEvent) -> frozenset[TaskPart]:
@@ -290,9 +293,7 @@ def _why_no_change(state: ThreadState, event: ThreadEvent) -> str | None:
         return None
     if state.active is not None:
         return f"the thread is busy with run {state.active}, whose messages would be lost"
-    if all(event.checkpoint != earlier.checkpoint_id for earlier in state.head.line()):
-        return f"the thread has no checkpoint {event.checkpoint}"
-    return None
+    return _why_no_checkpoint(state, event)
 
 
 def fold(state: ThreadState | None, event: ThreadEvent) -> ThreadState | None:
@@ -382,12 +383,18 @@ def _next(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 
 def _step(state: ThreadState, event: ThreadEvent) -> ThreadState:
-    run_id, head = event.run_id or "", state.head
+    run_id = event.run_id or ""
     steps, added = take_step(state.runs[run_id].steps, event)
     run = replace(state.runs[run_id], steps=steps, updated_at=event.created_at)
-    if added:
-        head = ThreadCheckpoint(event.event_id, event.created_at, head, added, head.values, run_id=run_id)
-    return replace(state, head=head, runs={**state.runs, run_id: run})
+    return replace(_with_messages(state, event, added), runs={**state.runs, run_id: run})
+
+
+def _with_messages(state: ThreadState, event: ThreadEvent, added: tuple[ThreadMessage, ...]) -> ThreadState:
+    """Return a thread with further messages of a run."""
+    if not added:
+        return state
+    head = ThreadCheckpoint(event.event_id, event.created_at, state.head, added, state.head.values, run_id=event.run_id)
+    return replace(state, head=head)
 
 
 def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
@@ -395,10 +402,7 @@ def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
     outcome = {"ending": event.ending, "answer": answer, "turn_id": event.turn_id, "error": event.error}
     steps = count_tokens(state.runs[run_id].steps, event)
     state = _close_run(state, run_id, event, steps=steps, **outcome)
-    if answer:
-        head = ThreadCheckpoint(event.event_id, event.created_at, state.head, answer, state.head.values, run_id=run_id)
-        state = replace(state, head=head)
-    return _next(state, event)
+    return _next(_with_messages(state, event, answer), event)
 
 
 def _cancel(state: ThreadState, event: ThreadEvent) -> ThreadState:

@@ -18,12 +18,13 @@ from typing import Any
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import AgentMemory, CompactionRule, RememberRule, read_memory
-from plugins.threads.acp.busy_retries import until_possible
+from plugins.threads.acp.busy_retries import end_tasks, until_possible
 from plugins.threads.acp.run_actions import ACTOR
-from plugins.threads.acp.run_execution import ThreadRuns, run_event
+from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.memory_search import NO_SEARCH, memory_search
+from plugins.threads.log.thread_log import run_event
 from plugins.threads.log.thread_state import RunState, ThreadState
 from plugins.threads.log.verdict_log import VerdictLog, has_verdicts
 from plugins.threads.memory.memory_calls import MemoryCalls
@@ -93,10 +94,7 @@ class RunMemory:
     async def close(self) -> None:
         """Leave what is not done to the next server."""
         self.stop()
-        tasks = list(self._newest.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._newest.values())
 
     # --- what is to do ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from plugins.improve.curation.promotion_guard import (
     GroundedVerdict,
     MeasuredJudges,
     PromotionGuardAgent,
-    curation_event,
+    event_of,
     needs_verdict,
 )
 from plugins.improve.curation.verdicts import PlacedVerdict, VerdictFold
@@ -386,7 +386,8 @@ def curate(settings: Settings, fold: VerdictFold, run: Finished) -> CurationEven
     case = ended_run(run, settings)
     if not needs_verdict(case, fold):
         return None
-    event = curation_event(case, guard_of(settings).rule_on(case, agreeing()), fold.effective(case.row.answer_id), T0)
+    ruled = guard_of(settings).rule(case.finished, agreeing())
+    event = event_of(case, ruled, before=fold.effective(case.row.answer_id), now_ms=T0)
     fold.take(Coordinates("curation", 0, 0), event)
     return event
 
@@ -434,4 +435,4 @@ def test_a_person_stands_above_the_judge_and_is_superseded_by_no_machine(judge: 
 def test_a_case_is_about_what_was_finished() -> None:
     case: EndedRun = ended_run(finished(), settings_of())
     assert (case.row.answer_id, case.row.scenario, case.passes) == ("run-1", "chat", True)
-    assert place(curation_event(case, rule(settings_of()), None, T0)).event.source_offset == 7
+    assert place(event_of(case, rule(settings_of()), before=None, now_ms=T0)).event.source_offset == 7

@@ -637,7 +637,7 @@ def by_program(task_id: str = "t1", **changes: Any) -> list[Event]:
         ({}, []),
         ({"turn_id": None, "messages": (assistant("printed"),)}, []),
         ({"messages": (assistant("3"),)}, ["its answer is not that of turn said"]),
-        ({"metadata": {"program_run": "q"}}, ["turn said of task t1 is not in turns"]),
+        ({"metadata": {"program_run": "q"}}, [f"turn said of run {run_name(0)} is not in turns"]),
         ({"task_id": "t2", "turn_id": None}, ["a program answered task t2, which is not in tasks"]),
     ],
 )
