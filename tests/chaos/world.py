@@ -192,7 +192,12 @@ class World:
         repo: Path = REPO,
         **chaos: Any,
     ) -> None:
-        """Start `streamward NAME` (the part before the first -), and keep it up until it is told to end."""
+        """Start `streamward NAME` (the part before the first -), and keep it up until it is told to end.
+
+        Raises ValueError for a name that is kept up already: the first process would be left alone.
+        """
+        if name in self._processes:
+            raise ValueError(f"a process called {name} is kept up already: {self.names()}")
         if self.stock:
             chaos["stock"] = True
         has_drivers = repo == REPO or (repo / "streams" / "worker" / "batched").is_dir()  # an old release has one

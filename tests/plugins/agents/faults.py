@@ -64,7 +64,7 @@ class AgentWorld(World):
 
     def answered_by(self) -> dict[str, tuple[str, ...]]:
         """Return the manager's consumer group."""
-        return {begin("agents", self.agent) + self.settings.policy.name: ("tasks",)}
+        return {begin("agents", self.agent) + self.direct.policy.name: ("tasks",)}
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -66,14 +66,14 @@ class ImproveWorld(World):
         """Start the three processes."""
         rule = self.folder / "retrain.toml"
         rule.write_text(RETRAIN)
-        self.start("improve", "curate", "follow")
-        self.start("improve", "datasets", "follow", DATASET, "--new", str(NEW))
-        self.start("improve", "retrain", "follow", "--rule", str(rule))
+        self.start("improve-curate", "curate", "follow")
+        self.start("improve-datasets", "datasets", "follow", DATASET, "--new", str(NEW))
+        self.start("improve-retrain", "retrain", "follow", "--rule", str(rule))
 
     def await_start(self, name: str, number: int) -> None:
         """Return once a process has begun to read for the `number`-th time. Raises TimeoutError."""
         deadline = time.monotonic() + START_S
-        while self.said(name).count(f"{name} starts, reads") < number:
+        while self.said(f"improve-{name}").count(f"{name} starts, reads") < number:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} did not start for the {number}. time within {START_S:g} s")
             time.sleep(TEND_EVERY_S)
@@ -121,7 +121,7 @@ def _kill(world: World, load: Load, draw: random.Random, name: str) -> None:
     for start in range(1, KILLS + 1):
         world.await_start(name, start)
         time.sleep(draw.uniform(*AFTER_START_S))
-        world.kill(name)
+        world.kill(f"improve-{name}")
     world.await_start(name, KILLS + 1)  # a process that is told to end has to have begun
 
 
