@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -106,6 +106,16 @@ class Plan(ABC):
     def asks_prompts(self) -> bool:
         """Whether some of its tasks are prompts, which the policy agent answers."""
         return not self.in_environment
+
+    @property
+    def untrained(self) -> Sequence[Task]:
+        """Its tasks to serve or to evaluate."""
+        return ()
+
+    @property
+    def asks_to_train(self) -> bool:
+        """Whether some of its tasks are to be trained on."""
+        return True
 
     @property
     def owns_node(self) -> bool:

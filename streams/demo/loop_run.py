@@ -101,7 +101,7 @@ class LoopRun:
 
     def failure(self) -> str | None:
         """Return why the run failed; None if it did not, or has no tasks of its own."""
-        return None if self.plan.endless else self.watch.failure(trains=self.trains)
+        return None if self.plan.endless else self.watch.failure(trains=self.trains and self.plan.asks_to_train)
 
     def is_finished(self) -> bool:
         """Return whether all steps or all tasks are done, and the version they end with was scored."""
@@ -120,9 +120,13 @@ class LoopRun:
         return (steps is not None and done >= steps) or self.all_done()
 
     def all_done(self) -> bool:
-        """Return whether every train task has left, but for those that wait for a batch they cannot fill."""
+        """Return whether every task has left, but for those that wait for a batch they cannot fill."""
         window = self.progress.window()
-        return self._is_quiet() and (not window or (self.is_filled and window < self.settings.batches.groups))
+        return (
+            self._is_quiet()
+            and not self.progress.unfinished(self.plan.untrained)
+            and (not window or (self.is_filled and window < self.settings.batches.groups))
+        )
 
     def missing_groups(self) -> int:
         """Return how many groups the last step lacks, if no task is under way that could fill it; else 0."""

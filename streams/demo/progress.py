@@ -9,7 +9,7 @@ only ever moves forward through `PLACES`, and the view is right once the reader 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from schemas.events import (
@@ -200,6 +200,14 @@ class Progress:
         under_way = ("waiting", "sampled", "scored")
         open_tasks = (task_id for task_id, task in self._open.items() if task.is_train and task.place in under_way)
         return sum(task_id not in task_ids for task_id in open_tasks)
+
+    def unfinished(self, tasks: Iterable[Task]) -> int:
+        """Return how many of these have no group yet, or not all of their answers where nothing scores them."""
+        waiting = (task for task in tasks if task.task_id not in self._grouped)
+        return sum(bool(task.reward_sources) or not self._is_answered(task.task_id) for task in waiting)
+
+    def _is_answered(self, task_id: str) -> bool:
+        return task_id in self._open and self._open[task_id].place != "waiting"
 
     def stalled_tasks(self) -> int:
         """Return how many train tasks wait for a score that their scorer gave up on."""

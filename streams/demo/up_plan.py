@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -74,6 +75,16 @@ class UpPlan(Plan):
         """Whether some of its tasks are prompts, or others may submit some."""
         return self.endless or any(task.environment is None for task in (*(self.train or ()), *self.held_out))
 
+    @cached_property
+    def untrained(self) -> Sequence[Task]:
+        """Its tasks to serve or to evaluate."""
+        return [task for task in self.train or () if task.purpose != "train"]
+
+    @property
+    def asks_to_train(self) -> bool:
+        """Whether some of its tasks are to be trained on, or others may submit some."""
+        return self.train is None or len(self.untrained) < len(self.train)
+
     @property
     def starts_node(self) -> bool:
         """Whether no Kafka was named, or the one that was is this folder's node."""
@@ -101,9 +112,10 @@ class UpPlan(Plan):
 
         Raises SettingsError if all of the plan's fill no step, with those that are in flight.
         """
-        tasks = _unknown(settings, self.train or ())
-        groups, count = settings.batches.groups, len(tasks) + sum(progress.places[place] for place in OPEN_PLACES)
-        if tasks and max(count, len(self.train or ())) < groups:
+        tasks, to_train = _unknown(settings, self.train or ()), len(self.train or ()) - len(self.untrained)
+        new = sum(task.purpose == "train" for task in tasks)
+        groups, count = settings.batches.groups, new + sum(progress.places[place] for place in OPEN_PLACES)
+        if new and max(count, to_train) < groups:
             tasks_fill = "1 train task fills" if count == 1 else f"{count} train tasks fill"
             raise SettingsError(
                 f"{tasks_fill} no training step of {groups} groups (batches.groups): give more tasks, "
@@ -111,8 +123,9 @@ class UpPlan(Plan):
             )
         if self.train is None:
             return PlannedTasks(iter(()))
+        kind = f"{'train ' * (not self.untrained)}tasks"
         old = len(self.train) - len(tasks)
-        return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {old} known (in the log)")
+        return PlannedTasks(iter(tasks), f"{len(self.train)} {kind}: {len(tasks)} new, {old} known (in the log)")
 
     def task_ids(self) -> set[str] | None:
         """Return the ids of the given tasks; None if there are none."""

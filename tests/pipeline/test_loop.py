@@ -182,6 +182,31 @@ def test_up_trains_on_a_table_of_questions_goes_on_where_it_stopped_and_ends_whe
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.parametrize("purpose", ["eval", "serve"])
+def test_up_ends_once_tasks_that_are_not_trained_on_are_answered(
+    purpose: str, kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    lines = [{"prompt": f"{n} + 1", "answer": f"{n + 1}"} for n in range(4)] + [{"prompt": "Hello."}]
+    if purpose == "eval":
+        del lines[-1]  # an eval task needs a reward
+    (tmp_path / "asked.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    topics = Topics(prefix=own_prefix(), partitions=2, policy_partitions=1)
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics)
+    chosen = ["--set", "policy.engine=scripted", "--set", 'policy.script={"latency_ms": 500}']
+    words = ["up", "--tasks", "asked.jsonl", "--purpose", purpose, "--group-size", "2", "--output", "json"]
+
+    def up() -> dict[str, Any]:
+        line, there = command(*chosen, *words, "--minutes", "5"), environment(settings)
+        done = subprocess.run(line, env=there, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    first, again = up(), up()
+    answered = Counter(response.task_id for _, response in read(settings, Response))
+    assert [*answered.values()] == [2] * len(lines)
+    assert first["finished"] and again["finished"] and again["responses"] == 2 * len(lines)
+
+
 RAISES = """from streamward import entry_point
 
 @entry_point("own/1")
