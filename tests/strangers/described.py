@@ -167,6 +167,16 @@ def _said(output: str) -> list[str]:
     return ID.sub("ID", output).splitlines()
 
 
+def read_by(program: Path, url: str) -> dict[str, Any]:
+    """Return what a program of the strangers' Python read, the last line that it prints. Raises RuntimeError."""
+    command = [str(HOME / "bin" / "python"), str(program), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return read
+
+
 def run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
     """Run a program and return what it says; of a suite the exit code only says that it found something."""
     env = {**os.environ, "HOME": str(folder), **(environment or {})}

@@ -18,17 +18,20 @@ The suites of a plugin's protocols are in tests/plugins/NAME/strangers, with the
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
+from tests.strangers import (
+    agents_of_others,
+    described,
+    exchanges,
+    latency,
+    mcp_conformance,
+    mcp_inspector,
+    openai_python,
+)
 from tests.strangers.described import HOME, run
 from tests.strangers.lm_evaluation import suite as harness
 from tests.strangers.proxy import between
@@ -38,8 +41,11 @@ from tests.support.agent_server import serving, turns
 
 FOLDER = Path(__file__).parent
 MODEL = "sums"
-UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
-"""An id that is another one in each run."""
+OPENAI_TESTS = (
+    *("chat/test_completions.py", "test_completions.py", "test_responses.py", "test_models.py", "test_files.py"),
+    "fine_tuning",
+)
+"""Those of chat, completions, responses, models, files and fine-tuning."""
 
 
 def frameworks(stage: Stage) -> Findings:
@@ -85,7 +91,7 @@ def openai_suites(stage: Stage) -> Findings:
         with between(server) as (url, of_probe):
             probe = _llmprobe(url, stage.folder)
         with between(server, mended(MODEL, server)) as (url, of_tests):
-            tests = _openai_python(url, stage.folder)
+            tests = openai_python.outcomes(url, stage.folder, OPENAI_TESTS)
     stage.recordings[exchanges.FILE] = exchanges.compact([*of_probe, *of_tests])
     return {"llmprobe": probe, "openai-python": tests}
 
@@ -109,26 +115,6 @@ def _llmprobe(url: str, folder: Path) -> Findings:
         },
         "not supported": sorted(each["id"] for each in results if each["outcome"] == "unsupported"),
     }
-
-
-def _openai_python(url: str, folder: Path) -> Findings:
-    """Return how many of its tests of chat, completions, responses, models, files and fine-tuning say what."""
-    source = HOME / f"openai-{version('openai')}"
-    names = ("chat/test_completions", "test_completions", "test_responses", "test_models", "test_files")
-    files = [*(f"tests/api_resources/{name}.py" for name in names), "tests/api_resources/fine_tuning"]
-    loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]
-    report = folder / "openai.xml"
-    plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
-    environment = {"TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(source)}
-    run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
-    told: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
-        failure = case.find("failure")
-        if failure is None and case.find("error") is not None:
-            failure = case.find("error")
-        said = "passed" if failure is None else (failure.get("message") or "").partition("\n")[0]
-        told[UNIQUE.sub("…", said)] += 1
-    return dict(sorted(told.items()))
 
 
 def schemathesis(stage: Stage) -> Findings:

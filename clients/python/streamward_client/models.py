@@ -296,7 +296,7 @@ class EmbeddingAnswer(TypedDict):
     The vector of a text.
     """
 
-    object: NotRequired[Literal["embedding"]]
+    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
@@ -2277,7 +2277,7 @@ class EmbeddingsAnswer(TypedDict):
     The vectors of texts, in their order.
     """
 
-    object: NotRequired[Literal["list"]]
+    object: Literal["list"]
     data: list[EmbeddingAnswer]
     model: str
     usage: EmbeddingsUsage

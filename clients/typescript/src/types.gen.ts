@@ -976,7 +976,7 @@ export type DpoMethod = {
  * The vector of a text.
  */
 export type EmbeddingAnswer = {
-    object?: 'embedding';
+    object: 'embedding';
     index: number;
     embedding: Array<number> | string;
 };
@@ -985,7 +985,7 @@ export type EmbeddingAnswer = {
  * The vectors of texts, in their order.
  */
 export type EmbeddingsAnswer = {
-    object?: 'list';
+    object: 'list';
     data: Array<EmbeddingAnswer>;
     model: string;
     usage: EmbeddingsUsage;

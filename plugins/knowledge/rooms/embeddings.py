@@ -51,7 +51,7 @@ class EmbeddingsBody(Body):
 class EmbeddingAnswer(Answer):
     """The vector of a text."""
 
-    object: Literal["embedding"] = "embedding"
+    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
@@ -66,7 +66,7 @@ class EmbeddingsUsage(Answer):
 class EmbeddingsAnswer(Answer):
     """The vectors of texts, in their order."""
 
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     data: list[EmbeddingAnswer]
     model: str
     usage: EmbeddingsUsage
@@ -87,7 +87,8 @@ class Embeddings:
         at_once=4,
         sends={"model": "static", "input": "Where do penguins live?", "dimensions": 2},
         example=EmbeddingsAnswer(
-            data=[EmbeddingAnswer(index=0, embedding=[0.6, -0.8])],
+            object="list",
+            data=[EmbeddingAnswer(object="embedding", index=0, embedding=[0.6, -0.8])],
             model="static",
             usage=EmbeddingsUsage(prompt_tokens=6, total_tokens=6),
         ),
@@ -101,13 +102,17 @@ class Embeddings:
             )
         rows = _token_rows(body, model)
         count = sum(map(len, rows))
-        vectors = unit_rows(model.embed_tokens(rows)[:, : body.dimensions])
+        vectors = model.embed_tokens(rows)
+        if body.dimensions is not None:
+            vectors = unit_rows(vectors[:, : body.dimensions])
         if (record := record_of(request)) is not None:
             record.prompt_tokens = count
         is_base64 = body.encoding_format == "base64"
         return EmbeddingsAnswer(
+            object="list",
             data=[
                 EmbeddingAnswer(
+                    object="embedding",
                     index=index,
                     embedding=base64.b64encode(row.astype("<f4").tobytes()).decode() if is_base64 else row.tolist(),
                 )

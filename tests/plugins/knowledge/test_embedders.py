@@ -23,6 +23,9 @@ from plugins.knowledge.embedders.static_vectors import DIMENSIONS, EVENNESS, SMO
 from plugins.knowledge.rooms.embeddings import Embeddings
 from streams.errors import ProviderError, SettingsError
 from streams.settings.model import Settings
+from tests.plugins.knowledge.strangers import suite
+from tests.strangers import exchanges
+from tests.strangers.replay import differences
 
 TEXTS = ["A cat sleeps.", "The kitten naps.", "Car engines need oil.", "Ünïcode, 12.5 % and 東京", "", "tide " * 10_000]
 
@@ -88,7 +91,8 @@ def post(client: TestClient, **body: Any) -> Any:
 def test_the_route_answers_with_the_vectors_of_texts_as_numbers_or_base64(client: TestClient) -> None:
     vectors = embedder("static").embed(TEXTS[:3])
     plain = post(client, input=TEXTS[:3]).json()
-    assert [row["index"] for row in plain["data"]] == [0, 1, 2]
+    assert [(row["index"], row["object"]) for row in plain["data"]] == [(n, "embedding") for n in range(3)]
+    assert plain["object"] == "list"
     assert np.array_equal(np.float32([row["embedding"] for row in plain["data"]]), vectors)
     raw = post(client, input=TEXTS[1], encoding_format="base64").json()["data"][0]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(raw), "<f4"), vectors[1])
@@ -129,6 +133,12 @@ def test_what_cannot_be_embedded_is_refused_by_its_place(
     answer = post(client, **body)
     assert answer.status_code == status, answer.text
     assert re.search(problem, answer.json()["error"]["message"]), answer.text
+
+
+def test_requests_of_openai_python_are_answered_as_when_they_were_recorded(client: TestClient) -> None:
+    recorded = exchanges.recorded(suite.FILE)
+    assert len(recorded) > 20
+    assert differences(client, recorded) == []
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import AGENTS, register_agents, with_tools
 from tests.strangers import exchanges
-from tests.strangers.described import HOME, TRUE, Failed, schemathesis
+from tests.strangers.described import TRUE, Failed, read_by, schemathesis
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.replay import UUID
 from tests.strangers.stage import Findings, Stage, Suite
@@ -42,7 +41,7 @@ def threads(stage: Stage) -> Findings:
     """Walk through threads, runs and the store with langgraph-sdk, then by the document with schemathesis."""
     with stage.server() as server:
         with between(server) as (url, exchanged):
-            walked = _read_by("langgraph_program.py", f"{url}/acp")
+            walked = read_by(FOLDER / "langgraph_program.py", f"{url}/acp")
         checked = described(server, stage.folder)
     stage.recordings[FILE] = in_order(exchanged)
     return {"langgraph-sdk": walked, "agent protocol": checked}
@@ -51,7 +50,7 @@ def threads(stage: Stage) -> Findings:
 def a2a(stage: Stage) -> Findings:
     """Call an agent with a2a-sdk."""
     with stage.server() as server, between(server) as (url, exchanged):
-        found = _read_by("a2a_program.py", url)
+        found = read_by(FOLDER / "a2a_program.py", url)
     stage.recordings[A2A_FILE] = in_order(exchanged)
     return {"a2a-sdk": found}
 
@@ -61,18 +60,9 @@ def acting(stage: Stage) -> Findings:
     with with_tools(stage.bootstrap, stage.folder, AGENTS) as tools, serving(tools.settings) as server:
         register_agents(Client(server, {}))
         with between(server) as (url, exchanged):
-            found = _read_by("acting_program.py", url)
+            found = read_by(FOLDER / "acting_program.py", url)
     stage.recordings[ACTING_FILE] = in_order(exchanged)
     return {"agents that act": found}
-
-
-def _read_by(program: str, url: str) -> dict[str, Any]:
-    command = [str(HOME / "bin" / "python"), str(FOLDER / program), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return read
 
 
 def described(url: str, folder: Path) -> Failed:
