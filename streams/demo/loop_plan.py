@@ -108,7 +108,7 @@ class Plan(ABC):
         return not self.in_environment
 
     @property
-    def untrained(self) -> Sequence[Task]:
+    def tasks_to_answer(self) -> Sequence[Task]:
         """Its tasks to serve or to evaluate."""
         return ()
 

@@ -76,14 +76,14 @@ class UpPlan(Plan):
         return self.endless or any(task.environment is None for task in (*(self.train or ()), *self.held_out))
 
     @cached_property
-    def untrained(self) -> Sequence[Task]:
+    def tasks_to_answer(self) -> Sequence[Task]:
         """Its tasks to serve or to evaluate."""
         return [task for task in self.train or () if task.purpose != "train"]
 
     @property
     def asks_to_train(self) -> bool:
         """Whether some of its tasks are to be trained on, or others may submit some."""
-        return self.train is None or len(self.untrained) < len(self.train)
+        return self.train is None or len(self.tasks_to_answer) < len(self.train)
 
     @property
     def starts_node(self) -> bool:
@@ -112,7 +112,7 @@ class UpPlan(Plan):
 
         Raises SettingsError if all of the plan's fill no step, with those that are in flight.
         """
-        tasks, to_train = _unknown(settings, self.train or ()), len(self.train or ()) - len(self.untrained)
+        tasks, to_train = _unknown(settings, self.train or ()), len(self.train or ()) - len(self.tasks_to_answer)
         new = sum(task.purpose == "train" for task in tasks)
         groups, count = settings.batches.groups, new + sum(progress.places[place] for place in OPEN_PLACES)
         if new and max(count, to_train) < groups:
@@ -123,7 +123,7 @@ class UpPlan(Plan):
             )
         if self.train is None:
             return PlannedTasks(iter(()))
-        kind = f"{'train ' * (not self.untrained)}tasks"
+        kind = f"{'train ' * (not self.tasks_to_answer)}tasks"
         old = len(self.train) - len(tasks)
         return PlannedTasks(iter(tasks), f"{len(self.train)} {kind}: {len(tasks)} new, {old} known (in the log)")
 
