@@ -23,6 +23,7 @@ from streams.errors import (
     LogError,
     LoginRefused,
     NotFoundError,
+    ProviderError,
     RefusedError,
     SettingsError,
 )
@@ -312,5 +313,5 @@ async def apart(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         raise
     except RefusedError as exc:
         raise CallError("conflict", str(exc)) from exc
-    except (LogError, SettingsError) as exc:  # the broker, or the store
+    except (LogError, ProviderError, SettingsError) as exc:  # the broker, a provider, or the store
         raise CallError("busy", str(exc)) from exc

@@ -33,7 +33,7 @@ from schemas.faults import nearest
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, SettingsError
 from streams.settings.model import Settings
-from streams.stages.scoring.trial import try_texts
+from streams.stages.scoring.trial import try_answers
 
 MOST_CHARACTERS = 100_000
 MOST_HITS = 100
@@ -198,13 +198,15 @@ class SearchRoutes:
             problem = f"{len(body.documents)} texts are a request to the judge each; send at most {MOST_JUDGED}"
             raise CallError("invalid", problem, "documents")
         task = Task(task_id="rerank", created_at=0, policy="", messages=(Message(role="user", content=body.query),))
+        scores = list[float]()
         try:
-            outcomes = try_texts(self._settings.scoring, task, JUDGE, body.documents)
+            for outcome in try_answers(self._settings.scoring, JUDGE, ((task, text) for text in body.documents)):
+                if outcome.value is None:
+                    raise CallError("busy", f"the judge did not score documents[{len(scores)}]: {outcome.error}")
+                scores.append(outcome.value)
         except SettingsError as exc:
             raise CallError("unsupported", str(exc), "method") from exc
-        if error := next((outcome.error for outcome in outcomes if outcome.value is None), None):
-            raise CallError("busy", f"the judge scored no text: {error}")
-        return str(self._settings.scoring.judge_model), [float(outcome.value or 0) for outcome in outcomes]
+        return str(self._settings.scoring.judge_model), scores
 
 
 def only_index(documents: KnowledgeIndex, tenant: str | None) -> str:

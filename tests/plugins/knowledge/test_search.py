@@ -24,9 +24,10 @@ from plugins.knowledge.rooms.document_routes import DocumentRoutes
 from plugins.knowledge.rooms.search_routes import SearchRoutes
 from streams.errors import CallError, NotFoundError
 from streams.kafka import admin
-from streams.settings.model import Kafka, Settings, Topics
+from streams.settings.model import Kafka, Scoring, Settings, Topics
 from tests.plugins.knowledge.vector_server import VectorServer, vector_server
 from tests.support.commands import invoke, rows_of
+from tests.support.doubles.judge import judging, raw, says
 from tests.support.log.shared_node import own_prefix
 
 ANN = DocumentAuthor("ann", "asked for")
@@ -184,9 +185,76 @@ def test_texts_are_reranked_by_fusion_and_by_what_they_add(made: Settings) -> No
         assert order() == [1, 2, 3, 0]
         assert order(method="mmr", diversity=0.0)[:2] == [1, 2]
         assert order(method="mmr", diversity=0.7, limit=2) in ([1, 0], [1, 3]), "its copy adds nothing"
-        refused = http.post("/rag/rerank", json={"query": "moon", "documents": texts, "method": "judge"})
-        assert refused.status_code == 501 or refused.status_code == 400
-        assert "scoring.judge_url" in refused.json()["error"]["message"]
+
+
+def rerank_by(judge_url: str | None, texts: list[str], **body: Any) -> Any:
+    """Return the answer of a server whose judge is there; it reads no log."""
+    model = None if judge_url is None else "small"
+    settings = Settings(scoring=Scoring(judge_url=judge_url, judge_model=model, timeout_s=5.0))
+    with client(settings, OpenLog(settings)) as http:
+        sent = {"query": "Why are there tides?", "documents": texts, "method": "judge", **body}
+        return http.post("/rag/rerank", json=sent)
+
+
+def test_texts_are_reranked_by_the_scores_of_a_judge() -> None:
+    with judging(*(says({"score": score}) for score in (1, 10, 4, 4))) as judge:
+        answer = rerank_by(judge.url, ["Rope.", "The moon.", "Ebb.", "Flow."], limit=3).json()
+    assert [(row["index"], row["score"], row["text"]) for row in answer["data"]] == [
+        (1, 1.0, "The moon."),
+        (2, 0.4, "Ebb."),
+        (3, 0.4, "Flow."),
+    ]
+    assert (answer["method"], answer["model"]) == ("judge", "small")
+    asked = [body["messages"][0]["content"] for _, _, body in judge.requests]
+    assert len(asked) == 4 and all("Why are there tides?" in text for text in asked)
+    assert ["Ebb." in text for text in asked] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (says("The moon is a good answer."), "gave 0 JSON objects with a score of its own"),
+        (says({"score": "high"}), "gave score 'high'; expected a number from 0 to 10"),
+        (says('{"score": NaN}'), "gave score nan; expected a number from 0 to 10"),
+        (raw(b"overloaded", 503), "answered HTTP 503: 'overloaded'"),
+    ],
+)
+def test_a_text_that_the_judge_does_not_score_is_named_and_none_is_ordered(second: Any, problem: str) -> None:
+    with judging(says({"score": 1}), second) as judge:
+        answer = rerank_by(judge.url, ["Rope.", "The moon.", "Ebb."])
+    assert answer.status_code == 503 and answer.json().keys() == {"error"}, answer.text
+    message = answer.json()["error"]["message"]
+    assert message.startswith("the judge did not score documents[1]: judge_") and problem in message
+    assert len(judge.requests) == 2, "the judge is not asked about the others"
+
+
+@pytest.mark.parametrize(
+    ("url", "texts", "status", "problem"),
+    [
+        (
+            "http://127.0.0.1:9/v1",
+            2,
+            503,
+            r"documents\[0\]: judge_unreachable: judge at http://127.0.0.1:9/v1/\S+ cannot be reached",
+        ),
+        ("http://127.0.0.1:9/v1", 21, 400, "21 texts are a request to the judge each; send at most 20"),
+        (None, 2, 400, "set scoring.judge_url"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_an_error_that_says_why(
+    url: str | None, texts: int, status: int, problem: str
+) -> None:
+    answer = rerank_by(url, ["a text"] * texts)
+    assert answer.status_code == status and answer.json().keys() == {"error"}, answer.text
+    assert re.search(problem, answer.json()["error"]["message"]), answer.text
+
+
+def test_an_embedder_that_is_unreachable_is_an_error_that_says_so(tmp_path: Path) -> None:
+    settings = with_model(Settings(), "http://127.0.0.1:9/v1/embeddings#m", tmp_path)
+    with client(settings, OpenLog(settings)) as http:
+        answer = http.post("/rag/rerank", json={"query": "Why are there tides?", "documents": ["Rope.", "The moon."]})
+    assert answer.status_code == 503 and answer.json().keys() == {"error"}, answer.text
+    assert "embeddings of http://127.0.0.1:9/v1/embeddings: " in answer.json()["error"]["message"]
 
 
 def test_files_are_added_listed_searched_and_removed_on_the_command_line(made: Settings, tmp_path: Path) -> None:
