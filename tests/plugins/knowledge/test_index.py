@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from plugins.knowledge.index.chunks import chunks_of
 from plugins.knowledge.index.corpus import SearchMode, SearchQuery
 from plugins.knowledge.index.generation import IndexGeneration
 from plugins.knowledge.index.word_index import WordIndex
-from tests.plugins.knowledge.word_vectors import NOUNS, WordVectors, document, documents, indexed
+from tests.plugins.knowledge.word_vectors import NOUNS, PAUSE_S, WordVectors, document, documents, indexed
 
 Found = list[tuple[str, float]]
 
@@ -106,30 +108,32 @@ def test_vectors_of_removed_documents_are_forgotten_on_the_disk(tmp_path: Path) 
     assert again.texts == 1
 
 
-@pytest.mark.parametrize("kills", [4])
-def test_a_builder_that_is_killed_continues_where_it_was_and_answers_alike(tmp_path: Path, kills: int) -> None:
-    check_kills(tmp_path, kills, 1000)
-
-
-def check_kills(folder: Path, kills: int, count: int) -> None:
-    """Assert that an index whose builder is killed so many times is that of one which was not."""
+@pytest.mark.parametrize(("kills", "count"), [(4, 1000), pytest.param(20, 4000, marks=pytest.mark.kills)])
+def test_a_builder_that_is_killed_continues_where_it_was_and_answers_alike(
+    tmp_path: Path, kills: int, count: int
+) -> None:
     draw, kept = random.Random(11), [0]
     for _ in range(kills):
-        command = [sys.executable, "-m", "tests.plugins.knowledge.word_vectors", str(folder / "killed"), str(count)]
+        command = [sys.executable, "-m", "tests.plugins.knowledge.word_vectors", str(tmp_path / "killed"), str(count)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as builder:
             assert builder.stdout is not None and builder.stdout.readline() == "begins\n"
-            goal = kept[-1] + draw.randrange(1, count // kills)
-            while builder.poll() is None and _kept(folder / "killed") < goal:
-                pass
+            goal = kept[-1] + draw.randrange(1, count // kills // 2)
+            while builder.poll() is None and _kept(tmp_path / "killed") < goal:
+                time.sleep(PAUSE_S / 10)
+            time.sleep(draw.random() * PAUSE_S)
             builder.kill()
-        kept.append(_kept(folder / "killed"))
-    (path,) = (folder / "killed").glob("*.vectors")
+        assert builder.returncode == -signal.SIGKILL, "it was done before"
+        kept.append(_kept(tmp_path / "killed"))
+    (path,) = (tmp_path / "killed").glob("*.vectors")
     with path.open("ab") as file:
         file.write(b"a part of a record")
     embedder = WordVectors()
-    after, whole = indexed(embedder, folder / "killed", documents(count)), WordVectors()
-    anew = indexed(whole, folder / "anew", documents(count))
+    after, whole = indexed(embedder, tmp_path / "killed", documents(count)), WordVectors()
+    anew = indexed(whole, tmp_path / "anew", documents(count))
     assert kept[-1] > 0 and embedder.texts == whole.texts - kept[-1]
+    again = WordVectors()
+    indexed(again, tmp_path / "killed", documents(count))
+    assert again.texts == 0, "what was written after a part of a record is found"
     assert digest(after) == digest(anew)
     for noun in NOUNS:
         assert find(after, noun) == find(anew, noun)

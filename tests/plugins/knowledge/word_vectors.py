@@ -6,6 +6,7 @@ As a program it indexes the documents of a folder, as a process that is killed: 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -22,18 +23,21 @@ NOUNS = (
     *("moon", "tide", "wave", "wind", "sand", "rock", "fish", "gull"),
     *("boat", "sail", "rope", "salt", "foam", "reef", "crab", "kelp"),
 )
+PAUSE_S = 0.05
+"""How long the program takes for the texts of a call, so that it can be killed between two."""
 
 
 class WordVectors:
     """Counts the texts that it embeds."""
 
-    def __init__(self, digest: str = "words", dimensions: int = 32) -> None:
+    def __init__(self, digest: str = "words", dimensions: int = 32, pause_s: float = 0.0) -> None:
         self.digest, self.dimensions = digest, dimensions
-        self.texts = 0
+        self.texts, self.pause_s = 0, pause_s
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit rows."""
         self.texts += len(texts)
+        time.sleep(self.pause_s)
         rows = np.array([sum(_vector(word, self.dimensions) for word in ["", *words_of(text)]) for text in texts])
         return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
@@ -70,5 +74,5 @@ def indexed(embedder: WordVectors, folder: Path, events: Sequence[DocumentEvent]
 
 if __name__ == "__main__":
     print("begins", flush=True)
-    indexed(WordVectors(), Path(sys.argv[1]), documents(int(sys.argv[2])))
+    indexed(WordVectors(pause_s=PAUSE_S), Path(sys.argv[1]), documents(int(sys.argv[2])))
     print("whole", flush=True)
