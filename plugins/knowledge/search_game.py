@@ -14,7 +14,7 @@ import hashlib
 import random
 import threading
 from string import Formatter
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
@@ -35,6 +35,8 @@ FOUND_REWARD = 0.2
 """For the first search that finds the answer."""
 HELD_OUT_EVERY = 3
 MOST_TURNS = 3
+Retriever = Literal["hybrid", "words", "vectors", "broken"]
+RETRIEVERS = get_args(Retriever)
 MOST_CORPORA = 4
 _CORPORA: dict[tuple[Any, ...], IndexedCorpus] = {}
 """Indexes that episodes are played in, by log, index, settings and place."""
@@ -48,7 +50,7 @@ class SearchOptions(GameOptions):
     answer: str = Field(description="its answer, as `{weight}`")
     query: str = Field(description="what is searched for in the worked example, as `{name}`")
     about: str = Field("Search, then answer.", description="the instructions")
-    retriever: Literal["hybrid", "words", "vectors", "broken"] = Field(
+    retriever: Retriever = Field(
         "hybrid",
         description="how chunks are ranked; broken: one at random, which measures how much is known without search",
     )

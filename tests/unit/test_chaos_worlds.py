@@ -17,7 +17,7 @@ from tests.chaos.world import World
 FILES = [*Path(faults.__file__).parent.glob("*.py"), *faults.TESTS.glob("plugins/*/faults.py")]
 
 
-def started(file: Path) -> Iterator[list[str]]:
+def process_words(file: Path) -> Iterator[list[str]]:
     """Yield the words of each process that a world of this file starts, as far as they are literals."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "start":
@@ -26,8 +26,10 @@ def started(file: Path) -> Iterator[list[str]]:
                 yield words
 
 
-STARTED = [pytest.param(words, id=" ".join(words)) for file in FILES for words in started(file)]
-STARTED += [pytest.param([name], id=name) for name in sorted({name for row in FAULTS.values() for name in row.starts})]
+PROCESSES = [pytest.param(words, id=" ".join(words)) for file in FILES for words in process_words(file)]
+PROCESSES += [
+    pytest.param([name], id=name) for name in sorted({name for row in FAULTS.values() for name in row.starts})
+]
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
@@ -41,7 +43,7 @@ def test_the_world_of_a_fault_makes_its_settings(name: str, tmp_path: Path) -> N
     assert world.reads["scoring"] and all(world.reads.values())
 
 
-@pytest.mark.parametrize("words", STARTED)
+@pytest.mark.parametrize("words", PROCESSES)
 def test_a_process_of_a_fault_is_a_command(words: list[str]) -> None:
     command: click.Command | None = cli
     for word in (words[0].partition("-")[0], *words[1:]):

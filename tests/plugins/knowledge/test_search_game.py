@@ -17,7 +17,7 @@ from plugins.environments.episodes.running_episode import LiveEpisode
 from plugins.knowledge.log.document_log import DocumentAuthor, DocumentDraft, DocumentLog
 from plugins.knowledge.log.document_text import LINES, read_documents
 from plugins.knowledge.log.knowledge_settings import Knowledge
-from plugins.knowledge.search_game import IndexedCorpus, Search, SearchOptions
+from plugins.knowledge.search_game import MOST_TURNS, IndexedCorpus, Search, SearchOptions
 from schemas.events import AdvantagedGroup, Reward
 from streams.settings.model import Batches, Settings
 from streams.stages.tasks.episodes import EpisodeSpec
@@ -150,4 +150,5 @@ def test_an_episode_is_repeated_after_its_index_has_changed_and_what_was_found_b
         documents.remove("elements/hydrogen", ANN)
         documents.put([draft._replace(text=f"{draft.text}?") for draft in ELEMENTS[1:]], ANN)
         replayed = run(settings, "agents", "environments", "replay", "--all", "--output", "jsonl")
+    assert {task.max_turns for task in tasks} == {MOST_TURNS}
     assert json.loads(replayed) == {"episodes": 4, "turns": 8, "differ": 0, "not_replayed": 0}

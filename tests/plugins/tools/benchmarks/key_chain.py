@@ -159,7 +159,7 @@ def _line(seed: int, looks: list[dict[str, Any]], report: dict[str, Any], paths:
         target=1.0,
         peer_is="the aim",
         looks=looks,
-        train_reward=[round(row["mean"], 3) for row in report["train_reward"] if "mean" in row],
+        train_reward=[row["reward"] for row in report["train_reward"]],
         requests=dict(paths.most_common(6)),
         turns=report.get("turns"),
         load_at_end=round(os.getloadavg()[0], 1),
