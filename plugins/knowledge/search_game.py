@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import threading
 from string import Formatter
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -124,7 +125,8 @@ class Search(TextGame[SearchOptions]):
         if not argument:
             return unusable("search for words")
         text = "\n\n".join(self._texts(argument))
-        is_found = self._fill(self.options.answer, self._document) in text
+        answer = re.escape(self._fill(self.options.answer, self._document))
+        is_found = re.search(rf"(?<![\w.]){answer}(?!\.?\w)", text) is not None  # 4 is no part of 40 or 4.0
         reward, self._found = FOUND_REWARD * (is_found and not self._found), self._found or is_found
         return MoveOutcome(text or "nothing found", reward)
 
@@ -139,7 +141,7 @@ class Search(TextGame[SearchOptions]):
         if options.retriever == "broken":
             rows = sorted((row for row in corpus.rows if row.document is not self._document), key=lambda row: row.order)
             draw = random.Random(f"{self.version}/{words}")  # noqa: S311 - the same words find the same
-            return [row.text for row in draw.sample(rows, options.top)]
+            return [row.text for row in draw.sample(rows, min(options.top, len(rows)))]
         vector = None if options.retriever == "words" else self._index.generation.embedder.embed([words])[0]
         query = SearchQuery(words, vector, options.top, self._index.weight, None, options.retriever)
         return [hit.row.text for hit in corpus.search(query)]
