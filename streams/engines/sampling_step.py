@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.events import Message, Tool, Turn
+from schemas.events import Message, Task, Tool, Turn
 from streams.engines.protocol import Completion, Engine, SamplingRequest, TokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.plugins.installed import load_plugins
@@ -121,10 +121,10 @@ def sample_through(
     steps: Sequence[SamplingStep], requests: list[SamplingRequest], served: RoundVersion, sample: Samples
 ) -> list[list[Completion]]:
     """Return the answers to a round; its `serve` tasks pass all steps, the others none."""
-    to_users = [request for request in requests if passes_steps(request)]
+    to_users = [request for request in requests if passes_steps(request.task)]
     if not steps or not to_users:
         return sample(requests)
-    others = [request for request in requests if not passes_steps(request)]
+    others = [request for request in requests if not passes_steps(request.task)]
     through = sample
     for step in reversed(steps):
         through = partial(step.sample, served=served, sample=through)
@@ -134,6 +134,6 @@ def sample_through(
     return [by_id[request.sampling_id] for request in requests]
 
 
-def passes_steps(request: SamplingRequest) -> bool:
-    """Return whether a user waits for the answer to a request, and nothing is learned from it."""
-    return request.task.purpose == "serve"
+def passes_steps(task: Task) -> bool:
+    """Return whether a user waits for the answer to a task, and nothing is learned from it."""
+    return task.purpose == "serve"

@@ -132,8 +132,14 @@ class PolicyRounds:
         return batch if time.monotonic() >= self._lingers_until else None
 
     def _choose(self) -> SamplingBatch | None:
+        """Return the next tasks. Those that pass a step have a round of their own: if the engine fails, it may answer
+        them alone."""
         limit = self._settings.policy.round_tasks
-        return choose(self.queue.waiting, version_for=self._version_for, room=self._room, limit=limit)
+        batch = choose(self.queue.waiting, version_for=self._version_for, room=self._room, limit=limit)
+        if batch is None or not self._steps:
+            return batch
+        through_steps = tuple(waiting for waiting in batch.tasks if passes_steps(waiting.task))
+        return replace(batch, tasks=through_steps) if through_steps else batch
 
     def _version_for(self, task: Task) -> int | None:
         """Return the version that answers a task; None while its pinned version is unknown."""
@@ -164,7 +170,7 @@ class PolicyRounds:
 
     def samples_with_others(self, current: BegunRound) -> bool:
         """Return whether a round may be sampled with those of other policies: the engine answers it, and no step."""
-        has_steps = bool(self._steps) and any(map(passes_steps, current.requests))
+        has_steps = bool(self._steps) and any(passes_steps(request.task) for request in current.requests)
         return current.refused is None and current.outside is None and not has_steps
 
     def begin(self, batch: SamplingBatch) -> BegunRound | None:

@@ -16,15 +16,21 @@ from plugins.fallback.fallback_chain import FallbackChain, build_fallback
 from plugins.fallback.fallback_settings import Fallback
 from plugins.fallback.other_engine import OtherEngine
 from plugins.fallback.recount_fallback import FallbackRecount
-from schemas.events import Coordinates, Message, Purpose, Sampling
+from schemas.events import Coordinates, Message, Purpose, Response, Sampling
 from streams.engines.protocol import Completion, SamplingRequest, failed_slots
 from streams.engines.sampling_step import RoundVersion, sample_through
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.engines.scripted.scripted_tokens import END_OF_TURN, ScriptedRendering, ScriptedTokenEngine
 from streams.engines.token_stream import TokenStream
 from streams.errors import CallError, SettingsError, StreamwardError
+from streams.kafka import admin
 from streams.kafka.record import Record
 from streams.settings.model import Policy, Settings
+from streams.stages.policy import policy_agent
 from tests.support import factories
+from tests.support.beside import running_beside
+from tests.support.log.policy_agents import sum_task
+from tests.support.processes import until, write
 from tests.support.served_calls import Answering, call, said
 from tests.support.server_in_memory import ServerInMemory, serving
 
@@ -373,6 +379,23 @@ def test_a_version_that_the_second_engine_cannot_have_stays_with_the_first() -> 
             (step,), [request("t2", "serve")], RoundVersion(3, None), BrokenRounds(raises=False).sample
         )
         assert [slot.error for slot in slots] == ["out of memory"] * 2
+
+
+@pytest.mark.kafka
+def test_an_agent_answers_users_before_the_tasks_that_it_cannot_answer_end_it(settings: Settings) -> None:
+    changed = {"policy": Policy(name="p", engine="scripted", round_tasks=8), "fallback": Fallback(
+        chains="*=server", engine="scripted", script=INSTEAD
+    )}  # fmt: skip
+    here = settings.model_copy(update=changed)
+    admin.apply_topics(here)
+    write(here, sum_task("learned", purpose="train"), sum_task("asked", purpose="serve"))
+    broken = ScriptedEngine()
+    broken.sample = BrokenRounds(raises=True).sample  # type: ignore[method-assign]
+    ends = running_beside(lambda stop: policy_agent.run(here, stop=stop, engine=broken))
+    with pytest.raises(StreamwardError, match="no server"), ends as (agent,):
+        until(lambda: not agent.is_alive(), "the end of the agent")
+    responses = [record.decode(Response) for record in admin.read_topic(here, "responses")]
+    assert {response.task_id for response in responses if isinstance(response, Response)} == {"asked"}
 
 
 # --- settings and audit -----------------------------------------------------------------------------------------------
