@@ -93,6 +93,8 @@ class PolicyRounds:
         self._responses = ResponseWriter(settings.topics, io.producer, io.meter, io.tracer)
         self._nonce, self._samplings = uuid.uuid4().hex, count()
         self._lingers_until: float | None = None
+        self._passed_steps = False
+        """Whether the tasks of the last round passed the steps."""
         self._answered_by = NONE
         """The version that answered last."""
         self._room = partial(room, self._state.router, self._state.admission)
@@ -132,14 +134,15 @@ class PolicyRounds:
         return batch if time.monotonic() >= self._lingers_until else None
 
     def _choose(self) -> SamplingBatch | None:
-        """Return the next tasks. Those that pass a step have a round of their own: if the engine fails, it may answer
-        them alone."""
+        """Return the next tasks. Where there are steps, those that pass them and others take turns, a round each: only
+        the former may be answered while the engine fails."""
         limit = self._settings.policy.round_tasks
         batch = choose(self.queue.waiting, version_for=self._version_for, room=self._room, limit=limit)
         if batch is None or not self._steps:
             return batch
-        through_steps = tuple(waiting for waiting in batch.tasks if passes_steps(waiting.task))
-        return replace(batch, tasks=through_steps) if through_steps else batch
+        turn = not self._passed_steps
+        in_turn = tuple(waiting for waiting in batch.tasks if passes_steps(waiting.task) == turn)
+        return replace(batch, tasks=in_turn) if in_turn else batch
 
     def _version_for(self, task: Task) -> int | None:
         """Return the version that answers a task; None while its pinned version is unknown."""
@@ -180,6 +183,7 @@ class PolicyRounds:
         refused = self._loader.serve(batch.version)
         if any(self._version_for(waiting.task) != batch.version for waiting in batch.tasks):
             return None  # choose again
+        self._passed_steps = passes_steps(batch.tasks[0].task)
         requests = [self._request(waiting, batch.version) for waiting in batch.tasks]
         outside = self._state.router.outside(batch.version)
         return BegunRound(batch, requests, refused, outside, began, time.monotonic())

@@ -30,7 +30,7 @@ from streams.stages.policy import policy_agent
 from tests.support import factories
 from tests.support.beside import running_beside
 from tests.support.log.policy_agents import sum_task
-from tests.support.processes import until, write
+from tests.support.processes import read, until, write
 from tests.support.served_calls import Answering, call, said
 from tests.support.server_in_memory import ServerInMemory, serving
 
@@ -396,6 +396,31 @@ def test_an_agent_answers_users_before_the_tasks_that_it_cannot_answer_end_it(se
         until(lambda: not agent.is_alive(), "the end of the agent")
     responses = [record.decode(Response) for record in admin.read_topic(here, "responses")]
     assert {response.task_id for response in responses if isinstance(response, Response)} == {"asked"}
+
+
+@pytest.mark.kafka
+def test_tasks_to_learn_from_are_answered_while_users_go_on_asking(settings: Settings) -> None:
+    policy = Policy(name="p", engine="scripted", round_tasks=8, script='{"latency_ms": 200}')
+    chosen = {"policy": policy, "fallback": Fallback(chains="*=server", engine="scripted")}
+    here = settings.model_copy(update=chosen)
+    admin.apply_topics(here)
+    write(here, sum_task("learned", purpose="train"))
+    ended = threading.Event()
+
+    def ask() -> None:
+        for number in range(400):
+            write(here, sum_task(f"asked {number}", purpose="serve"))
+            if ended.wait(0.02):
+                return
+
+    users = threading.Thread(target=ask)
+    with running_beside(lambda stop: policy_agent.run(here, stop=stop)):
+        users.start()
+        until(lambda: any(answer.task_id == "learned" for _, answer in read(here, Response)), "an answer to learn from")
+        still_asking = users.is_alive()
+        ended.set()
+        users.join()
+    assert still_asking
 
 
 # --- settings and audit -----------------------------------------------------------------------------------------------
