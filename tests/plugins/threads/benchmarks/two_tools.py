@@ -40,7 +40,7 @@ from tests.support.processes import environment, read, running, until
 EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "key_chain"
 WANTED, LIMIT_S = 0.9, 900.0
 SERVED = int(os.environ.get("SERVED", "256"))
-"""Questions that are asked and rated before the agent learns."""
+"""Questions that are asked and rated before the agent learns; 0: it learns by GRPO alone."""
 LOOKS, STEPS = int(os.environ.get("LOOKS", "3")), 2
 """Looks at the held-out questions during GRPO, and steps before each."""
 WAITS_S = 3600.0
@@ -95,18 +95,22 @@ class FrontDesk:
     def learn(self, served: int, looks: int, held_out: int = 35) -> Iterator[dict[str, Any]]:
         """Yield a look at the held-out questions before the agent learns, after its rated runs, and during GRPO."""
         yield self.look(held_out)
+        if served:
+            self._tune_on_rated_runs(served)
+            yield self.look(held_out)
+        with running(self.settings, self.folder, "scoring", "train", f"agents run desk --server {self._server}"):
+            for number in range(looks):
+                self._send_tasks(STEPS * self.settings.batches.groups)
+                self._wait_for(bool(served) + STEPS * (number + 1))
+                yield self.look(held_out)
+
+    def _tune_on_rated_runs(self, served: int) -> None:
         say(f"  rated runs: {self._example('rate', 'train.jsonl', str(served))}")
         time.sleep(self.settings.serve.idle_s + 2 * self.settings.serve.idle_s / 10)
         for words in ("curate run", "datasets build desk --eval 0"):
             say(self._streamward("improve", *words.split()))
         self._streamward("tune", "sft", "--dataset", "desk", "--epochs", "4", "--batch", "8")
         self._wait_for(1)
-        yield self.look(held_out)
-        with running(self.settings, self.folder, "scoring", "train", f"agents run desk --server {self._server}"):
-            for number in range(looks):
-                self._send_tasks(STEPS * self.settings.batches.groups)
-                self._wait_for(1 + STEPS * (number + 1))
-                yield self.look(held_out)
 
     def look(self, count: int) -> dict[str, Any]:
         """Return how many held-out questions the primary version answers rightly, and what was spent until now."""
