@@ -25,6 +25,7 @@ MADE_WHEN_USED = {
     "streams/scorers/numbers.py: pattern": "in a table, where it is found",
     "streams/scorers/mathematics.py: begin": "a word, or a bracket",
     "streams/scorers/mathematics.py: end": "a word, or a bracket",
+    r"plugins/knowledge/search_game.py: f'(?<![\\w.]){answer}(?!\\.?\\w)'": "a literal, and looks two wide",
     "schemas/older_forms.py: pattern": "in a table, where it is found",
     "schemas/tool_text.py: pattern if isinstance(pattern, str) else ''": "a user's, only compiled",
     "streams/scorers/text.py: canonical_text(self.pattern)": "a user's, only compiled",
