@@ -34,10 +34,7 @@ PROCESSES += [
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_the_world_of_a_fault_makes_its_settings(name: str, tmp_path: Path) -> None:
-    place = FAULTS[name].place
-    if not issubclass(place, World):
-        pytest.skip(f"{name} runs by itself")
-    world = place(tmp_path, FAULTS[name].settings)
+    world = FAULTS[name].place(tmp_path, FAULTS[name].settings)
     world.use("127.0.0.1:9")
     assert world.settings.kafka.bootstrap == "127.0.0.1:9"
     assert world.reads["scoring"] and all(world.reads.values())

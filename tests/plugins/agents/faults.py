@@ -21,15 +21,15 @@ from typing import Any, ClassVar
 
 import psutil
 
-from streams.errors import LogError
 from streams.kafka.group_names import begin
 from streams.processes import supervisor
 from tests.chaos import agent_client
-from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
+from tests.chaos.agent_recount import log_of, read_given, recount
 from tests.chaos.faults.brokers import AWAY
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed
 from tests.chaos.proxy import free_ports
+from tests.chaos.recorded_world import RecordedWorld
 from tests.chaos.world import World
 
 AGENT, CLIENT = "adder", "walker"
@@ -45,7 +45,7 @@ WITHIN_S = 90.0
 """How long the next answers may take to come, whatever was killed."""
 
 
-class AgentWorld(World):
+class AgentWorld(RecordedWorld):
     """A World with the server of agents, a manager, and clients of their own accord."""
 
     agent: ClassVar[str] = AGENT
@@ -94,13 +94,6 @@ class AgentWorld(World):
                 said = "; ".join(self.said(name)[-400:] for name in ("serve", "agents"))
                 raise TimeoutError(f"{have} of {wanted} answers after {WITHIN_S:g} s: {said}")
             time.sleep(0.02)
-
-    def lag(self) -> int | None:
-        """Return what waits: records, and once those are read, runs that have not ended."""
-        waiting = super().lag()
-        with suppress(LogError):
-            return waiting or (waiting if waiting is None else open_runs(log_of(self.direct)))
-        return None
 
     def findings(self) -> list[str]:
         """Return what an independent count of the log finds wrong."""

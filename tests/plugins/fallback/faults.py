@@ -1,4 +1,4 @@
-"""Fault 22: an engine is killed under calls and tasks, is away for a minute, and is killed again in mid-stream.
+"""Fault 22: the engine is killed while calls wait for it, returns after a minute, and is killed again as it streams.
 
     clients ──► `streamward serve` ──┬─► stand-in for vLLM ◄── SIGKILL         each engine writes its own mark
     tasks ────► `streamward policy` ─┘   └─► fallback: a second stand-in       into its answers
@@ -24,13 +24,13 @@ from typing import Any
 import httpx
 
 from schemas.events import AdvantagedGroup, Response, Task, Turn
-from streams.errors import LogError
 from streams.processes.child import ChildProcess
 from tests.chaos.agent_client import GivenAnswer
-from tests.chaos.agent_recount import WrittenOnce, log_of, open_runs, recount
+from tests.chaos.agent_recount import WrittenOnce, log_of, recount
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault
 from tests.chaos.proxy import free_ports
+from tests.chaos.recorded_world import RecordedWorld
 from tests.chaos.world import World
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import until
@@ -119,7 +119,7 @@ class ChatClient(threading.Thread):
                     call.take(json.loads(line.removeprefix("data: ")))
 
 
-class EnginesWorld(World):
+class EnginesWorld(RecordedWorld):
     """A World with two engines that can be killed, a server that asks them, and clients of it."""
 
     def open_broker(self) -> None:
@@ -194,19 +194,12 @@ class EnginesWorld(World):
         until(lambda: len(answers()) >= CLIENTS, f"answers of engine {mark}", timeout_s=WITHIN_S)
 
     def has_begun(self) -> bool:
-        """Return whether the asked engine is at the begin of an answer that streams."""
+        """Return whether the asked engine has begun an answer that streams."""
         return any(call.text.startswith(ASKED) and len(call.text) < WORDS for call in self.calls() if not call.ended)
 
     def calls(self) -> list[ClientCall]:
         """Return every call so far."""
         return [call for client in self.clients for call in tuple(client.calls)]
-
-    def lag(self) -> int | None:
-        """Return what waits: records, and once those are read, runs that have not ended."""
-        waiting = super().lag()
-        with suppress(LogError):
-            return waiting or (waiting if waiting is None else open_runs(log_of(self.direct)))
-        return None
 
     def findings(self) -> list[str]:
         """Return what clients and log do not agree on."""
