@@ -109,7 +109,7 @@ class ThreadName(NamedTuple):
     @classmethod
     def of(cls, task: Task) -> ThreadName | None:
         """Return the thread of a task; None if it names none."""
-        prefix = "" if task.tenant is None else f"{task.tenant}."
+        prefix = _tenant_prefix(task)
         label = (task.thread or "").removeprefix(prefix)
         if not label:
             return None
@@ -118,6 +118,10 @@ class ThreadName(NamedTuple):
         except ValueError:
             thread_id = derive_id("thread", label)
         return cls(prefix + thread_id, label)
+
+
+def _tenant_prefix(task: Task) -> str:
+    return "" if task.tenant is None else f"{task.tenant}."
 
 
 def thread_of_task(task: Task) -> str | None:
@@ -129,7 +133,7 @@ def thread_of_task(task: Task) -> str | None:
         return None
     if (name := ThreadName.of(task)) is None:
         return task.metadata.get(THREAD)
-    prefix = "" if task.tenant is None else f"{task.tenant}."
+    prefix = _tenant_prefix(task)
     return name.thread_id.removeprefix(prefix) if task.agent.startswith(prefix) else name.thread_id
 
 

@@ -91,11 +91,12 @@ def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) ->
         train, held_out = tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
         return Episodes(train, held_out, train[0].messages, train[0].tools)
     start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
-    turns = spec.max_turns or int(getattr(opens(start), "max_turns", MAX_TURNS))
-    spec, shown = replace(spec, max_turns=turns), try_twice(opens, start, turns, None).observation
-    train = tuple(_task(spec, shown, seed, "train") for seed in range(spec.count))
-    held_out = tuple(_task(spec, shown, HELD_OUT_SEEDS + number, "eval") for number in range(spec.held_out))
-    return Episodes(train, held_out, shown.messages, shown.tools)
+    shown = try_twice(opens, start, spec.max_turns or MAX_TURNS, None)
+    spec = replace(spec, max_turns=spec.max_turns or shown.own_max_turns or MAX_TURNS)
+    first = shown.observation
+    train = tuple(_task(spec, first, seed, "train") for seed in range(spec.count))
+    held_out = tuple(_task(spec, first, HELD_OUT_SEEDS + number, "eval") for number in range(spec.held_out))
+    return Episodes(train, held_out, first.messages, first.tools)
 
 
 def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:

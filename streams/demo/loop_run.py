@@ -124,7 +124,7 @@ class LoopRun:
         window = self.progress.window()
         return (
             self._is_quiet()
-            and not self.progress.count_waiting(self.plan.tasks_to_answer)
+            and self.progress.has_answered(self.plan.tasks_to_answer)
             and (not window or (self.is_filled and window < self.settings.batches.groups))
         )
 

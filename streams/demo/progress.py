@@ -201,10 +201,12 @@ class Progress:
         open_tasks = (task_id for task_id, task in self._open.items() if task.is_train and task.place in under_way)
         return sum(task_id not in task_ids for task_id in open_tasks)
 
-    def count_waiting(self, tasks: Iterable[Task]) -> int:
-        """Return how many of these have no group yet, or not all of their answers where nothing scores them."""
-        waiting = (task for task in tasks if task.task_id not in self._grouped)
-        return sum(bool(task.reward_sources) or not self._is_answered(task.task_id) for task in waiting)
+    def has_answered(self, tasks: Iterable[Task]) -> bool:
+        """Return whether each of these has a group, or, where nothing scores it, all of its answers."""
+        return all(
+            task.task_id in self._grouped or (not task.reward_sources and self._is_answered(task.task_id))
+            for task in tasks
+        )
 
     def _is_answered(self, task_id: str) -> bool:
         return task_id in self._open and self._open[task_id].place != "waiting"

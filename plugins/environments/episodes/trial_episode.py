@@ -26,6 +26,8 @@ class TrialEpisode:
         self, environment: Environment, start: EpisodeStart, max_turns: int, actions: Iterable[Action]
     ) -> None:
         """Play it. Raises EpisodeError."""
+        self.own_max_turns: int | None = getattr(environment, "max_turns", None)
+        """The turns that are enough, if the environment says so."""
         self._episode = LiveEpisode(environment, start.name, start.seed, max_turns)
         self.observation: Observation = self._episode.begin()
         self.observed: list[Observed] = [self._episode.observed]

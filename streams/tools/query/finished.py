@@ -226,16 +226,14 @@ class FinishedReader:
     def _takes_reward(self, record: Record) -> bool:
         return self._selection.unfit or FEEDBACK.encode() in (record.payload or b"")
 
-    def _lone_groups(self, records: Iterable[Record]) -> Iterator[Record]:
+    def _lone_groups(self, records: Iterable[Record]) -> Iterator[tuple[Coordinates, AdvantagedGroup]]:
         """Yield the groups in place of no conversation; the others end its runs."""
         for record in records:
-            is_in_place, group = self._is_in_place(record), None
-            if self._chats.has_tasks:
-                group = record.decode(AdvantagedGroup)
-            if isinstance(group, AdvantagedGroup) and self._chats.take_group(group.task_id, record.at, is_in_place):
-                continue
-            if is_in_place:
-                yield record
+            is_in_place = self._is_in_place(record)
+            if is_in_place or self._chats.has_tasks:
+                for position, group in self._decode([record], AdvantagedGroup):
+                    if not self._chats.take_group(group.task_id, position, is_in_place) and is_in_place:
+                        yield position, group
 
     def _is_in_place(self, record: Record) -> bool:
         since, until, ends = self._selection.since_ms, self._selection.until_ms, self._selection.ends
@@ -260,12 +258,11 @@ class FinishedReader:
 
     # --- what is finished ---------------------------------------------------------------------------------------------
 
-    def _group_answers(self, records: Iterable[Record], *, keep: bool = False) -> Iterator[Finished]:
+    def _group_answers(
+        self, placed: Iterable[tuple[Coordinates, AdvantagedGroup]], *, keep: bool = False
+    ) -> Iterator[Finished]:
         """Yield the answers of groups; `keep`: as those of a conversation, which comes again."""
-        groups: dict[Coordinates, AdvantagedGroup] = {}
-        for position, group in self._decode(records, AdvantagedGroup):
-            if self._is_selected(group):
-                groups[position] = group
+        groups = {position: group for position, group in placed if self._is_selected(group)}
         # the second copy of a group is skipped: the records it is about were forgotten with the first
         take = self._places.get if keep else self._places.pop
         places_by_group = {position: take(group.task_id.encode(), []) for position, group in groups.items()}
@@ -287,7 +284,7 @@ class FinishedReader:
         events = self._fetch(place for of_task in places.values() for place in of_task)
         name = self._names["groups"].name
         groups = {run.end for runs in ended for run in runs.runs if run.end is not None and run.end.topic == name}
-        of_tasks = self._group_answers(self._read_stored(groups), keep=True)
+        of_tasks = self._group_answers(self._decode(self._read_stored(groups), AdvantagedGroup), keep=True)
         answers = {answer.answer_id: answer for answer in of_tasks}
         for conversation in ended:
             runs: list[Finished] = []
