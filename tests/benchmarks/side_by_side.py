@@ -74,6 +74,33 @@ def line(
     return {"bench": bench, "case": case, **values, "peer_is": peer_is, **more, "machine": machine()}
 
 
+def time_to_aim(
+    bench: str, case: str, taken: float | None, *, limit: float, most: float, unit: str, **more: Any
+) -> dict[str, Any]:
+    """Return the result of a run that reached its aim after `taken`; None: it did not, within `most`.
+
+    The aim is to take no more than `limit`.
+    """
+    return line(
+        bench,
+        case,
+        ours=most if taken is None else taken,
+        peer=limit,
+        unit=unit,
+        ratio=0.0 if taken is None else limit / taken,
+        target=1.0,
+        peer_is="the aim",
+        **more,
+        load_at_end=round(os.getloadavg()[0], 1),
+    )
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process, its children so far, and theirs."""
+    processes = (psutil.Process(), *psutil.Process().children(recursive=True))
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
 def _short(value: float) -> float:
     """Return a number to four digits: more are noise."""
     return float(f"{value:.4g}")

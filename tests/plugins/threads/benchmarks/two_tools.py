@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from schemas.events import AdapterEvent
 from streams.kafka import admin
@@ -33,7 +32,7 @@ from streams.kafka.node import process as broker
 from streams.processes.child import free_port
 from streams.settings.load import load
 from streams.settings.model import Settings
-from tests.benchmarks.side_by_side import line, say
+from tests.benchmarks.side_by_side import cpu_s, say, time_to_aim
 from tests.support.commands import invoke
 from tests.support.processes import environment, read, running, until
 
@@ -115,7 +114,7 @@ class FrontDesk:
     def look(self, count: int) -> dict[str, Any]:
         """Return how many held-out questions the primary version answers rightly, and what was spent until now."""
         answers = json.loads(self._example("ask", "held_out.jsonl", str(count)))
-        spent = {"seconds": round(time.monotonic() - self._began), "cpu_s": round(_cpu_s())}
+        spent = {"seconds": round(time.monotonic() - self._began), "cpu_s": round(cpu_s())}
         look = {"version": max(self._promoted(), default=0), "right": answers["right"] / answers["asked"], **spent}
         say(f"  {look}")
         return look
@@ -165,26 +164,16 @@ def _within(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process, its children so far, and theirs."""
-    processes = (psutil.Process(), *psutil.Process().children(recursive=True))
-    return sum(sum(process.cpu_times()[:4]) for process in processes)
-
-
 def _line(seed: int, looks: list[dict[str, Any]]) -> dict[str, Any]:
     enough = next((look for look in looks if look["right"] >= WANTED), None)
-    seconds = LIMIT_S if enough is None else enough["cpu_s"] / 2
-    return line(
+    return time_to_aim(
         "two_tools",
         f"CPU seconds of two cores to 0.9 of held-out questions, two registered tools, seed {seed}",
-        ours=seconds,
-        peer=LIMIT_S,
+        None if enough is None else enough["cpu_s"] / 2,
+        limit=LIMIT_S,
+        most=LIMIT_S,
         unit="s",
-        ratio=0.0 if enough is None else LIMIT_S / seconds,
-        target=1.0,
-        peer_is="the aim",
         looks=looks,
-        load_at_end=round(os.getloadavg()[0], 1),
     )
 
 

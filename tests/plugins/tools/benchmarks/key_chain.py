@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,10 +30,10 @@ from schemas.events import AdapterEvent, RequestEvent
 from streams.kafka.node import process as broker
 from streams.processes.child import free_port
 from streams.settings.model import Kafka, Settings, Topics
-from tests.benchmarks.side_by_side import line, say
+from tests.benchmarks.docs_example import DocsExample
+from tests.benchmarks.side_by_side import say, time_to_aim
 from tests.support.processes import read
 
-EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "key_chain"
 WANTED, LIMIT_MIN = 0.9, 15.0
 TOOLS_PREFIX = "tools."
 """Of the log of the server with the tools: a log has one server, and `up` starts that of its own."""
@@ -52,11 +51,9 @@ def run() -> Iterator[dict[str, Any]]:
 def result(seed: int) -> dict[str, Any]:
     """Return the line of a seed."""
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
-        folder = Path(temporary) / "key_chain"
-        shutil.copytree(EXAMPLE, folder)
         began = time.time()
         with broker.embedded(Path(temporary) / "kafka") as node:
-            example = Example(folder, node.bootstrap)
+            example = KeyChainExample(Path(temporary) / "key_chain", node.bootstrap)
             report = example.train(seed)
             settings = Settings(kafka=Kafka(bootstrap=node.bootstrap))
             asked = [event for _, event in read(settings, AdapterEvent) if event.kind == "evaluated"]
@@ -70,34 +67,27 @@ def result(seed: int) -> dict[str, Any]:
     return _line(seed, looks, report, paths)
 
 
-class Example:
-    """The commands of docs/mcp.md, in a folder with the example."""
+class KeyChainExample(DocsExample):
+    """The commands of docs/mcp.md."""
 
     def __init__(self, folder: Path, bootstrap: str) -> None:
-        self._folder, self._port = folder, free_port()
+        self._port = free_port()
         self._server = f"http://127.0.0.1:{self._port}"
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-        python_path = os.pathsep.join(filter(None, (str(Path(__file__).parents[4]), plain.get("PYTHONPATH"))))
-        self._env = plain | {
-            "PYTHONPATH": python_path,
-            "STREAMWARD_CONFIG": "key_chain.toml",
-            "STREAMWARD_KAFKA__BOOTSTRAP": bootstrap,
-            "STREAMWARD_SERVE__PORT": str(free_port()),
-            "STREAMWARD_ENVIRONMENTS__SERVERS": f"mcp:{self._server}/mcp/registered",
-        }
+        own = {"SERVE__PORT": str(free_port()), "ENVIRONMENTS__SERVERS": f"mcp:{self._server}/mcp/registered"}
+        super().__init__("key_chain", folder, bootstrap, CONFIG="key_chain.toml", **own)
 
     def train(self, seed: int) -> dict[str, Any]:
         """Return the report of `up`."""
         self._tools("admin", "topics", "apply")
-        self._run(sys.executable, "key_chain.py", str(seed), self._server)
+        self.run(sys.executable, "key_chain.py", str(seed), self._server)
         key = self._tools("admin", "access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
         tokens = {f"mcp:{self._server}/mcp/registered": key}
-        (self._folder / "credentials.json").write_text(json.dumps(tokens))
+        (self.folder / "credentials.json").write_text(json.dumps(tokens))
         self._tools("agents", "tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
         with self._serving():
             words = ("--held-out", "held_out.jsonl", "--model", "smollm2-tools", "--output", "json")
             limits = ("--steps", str(STEPS), "--minutes", str(MINUTES))
-            return dict(json.loads(self._streamward("up", "--tasks", "train.jsonl", *words, *limits).splitlines()[-1]))
+            return dict(json.loads(self.streamward("up", "--tasks", "train.jsonl", *words, *limits).splitlines()[-1]))
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
@@ -105,13 +95,13 @@ class Example:
         options = (f"serve.port={self._port}", "serve.auth=keys", "policy.engine=scripted")
         words = [word for option in options for word in ("--set", option)]
         command = [sys.executable, "-m", "streams.cli", *OF_TOOLS, *words, "serve"]
-        with (self._folder / "tools.log").open("wb") as log:
-            server = subprocess.Popen(command, cwd=self._folder, env=self._env, stdout=log, stderr=log)
+        with (self.folder / "tools.log").open("wb") as log:
+            server = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + ANSWERS_S
             while not _answers(self._server):
                 if server.poll() is not None or time.monotonic() > deadline:
-                    said = (self._folder / "tools.log").read_text()
+                    said = (self.folder / "tools.log").read_text()
                     raise RuntimeError(f"the server does not answer: {said[-2000:]}")
                 time.sleep(0.2)
             yield
@@ -120,17 +110,7 @@ class Example:
             server.wait(300)
 
     def _tools(self, *words: str) -> str:
-        return self._streamward(*OF_TOOLS, *words)
-
-    def _streamward(self, *words: str) -> str:
-        return self._run(sys.executable, "-m", "streams.cli", *words)
-
-    def _run(self, *command: str) -> str:
-        """Return what a command prints on stdout; what it says on stderr is passed on. Raises RuntimeError."""
-        done = subprocess.run(command, cwd=self._folder, env=self._env, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
-        return done.stdout
+        return self.streamward(*OF_TOOLS, *words)
 
 
 def _answers(server: str) -> bool:
@@ -149,20 +129,17 @@ def _line(seed: int, looks: list[dict[str, Any]], report: dict[str, Any], paths:
     for look in looks:
         say(f"  version {look['version']}: {look['right']:.2f} right after {look['seconds']} s")
     minutes = next((look["seconds"] / 60 for look in looks if look["right"] >= WANTED), None)
-    return line(
+    return time_to_aim(
         "key_chain",
         f"minutes to 0.9 of held-out chains through our MCP server, seed {seed}",
-        ours=MINUTES if minutes is None else minutes,
-        peer=LIMIT_MIN,
+        minutes,
+        limit=LIMIT_MIN,
+        most=MINUTES,
         unit="min",
-        ratio=0.0 if minutes is None else LIMIT_MIN / minutes,
-        target=1.0,
-        peer_is="the aim",
         looks=looks,
         train_reward=[row["reward"] for row in report["train_reward"]],
         requests=dict(paths.most_common(6)),
         turns=report.get("turns"),
-        load_at_end=round(os.getloadavg()[0], 1),
     )
 
 
