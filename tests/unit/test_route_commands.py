@@ -94,7 +94,9 @@ def run(method: str, *words: str, arguments: str = "", columns: str = "") -> Res
     group = click.Group(commands={"try": command})
     from streams.cli.runtime import Guarded
 
-    return CliRunner().invoke(Guarded(commands=group.commands), ["try", *words])
+    runner = CliRunner()
+    with runner.isolated_filesystem():  # a demo leaves its settings in the checkout
+        return runner.invoke(Guarded(commands=group.commands), ["try", *words])
 
 
 def test_words_are_the_fields_of_path_and_body_and_what_is_left_out_is_not_sent(tmp_path: Path) -> None:
