@@ -12,6 +12,7 @@
     DocumentEvent                                 documents that are searched
     TrainingCall, TrainingResult, SampleEvent, QueueEvent   calls, results and samples of other trainers
     AccessEvent, RequestEvent                     principals with their roles, and their requests
+    GuardrailVerdict                              what guardrails found in texts
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them (`python
 -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
@@ -84,6 +85,15 @@ from schemas.event_types import (
     derive_id,
 )
 from schemas.experiment_events import ExperimentEvent, ExperimentKind, SourceRange
+from schemas.guardrail_events import (
+    GuardrailDecision,
+    GuardrailKind,
+    GuardrailMode,
+    GuardrailPlace,
+    GuardrailVerdict,
+    TextSpan,
+    verdict_problems,
+)
 from schemas.improvement_events import (
     AnnotationEvent,
     CurationEvent,
@@ -223,6 +233,7 @@ Event = (
     | TrainingCall
     | TrainingResult
     | DocumentEvent
+    | GuardrailVerdict
 )
 EVENTS: tuple[type[Event], ...] = get_args(Event)
 _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
@@ -249,6 +260,7 @@ _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     TrainingCall: call_problems,
     TrainingResult: result_problems,
     DocumentEvent: document_problems,
+    GuardrailVerdict: verdict_problems,
 }
 
 

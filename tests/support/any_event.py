@@ -23,6 +23,7 @@ from schemas.events import (
     DatasetEvent,
     DocumentEvent,
     GroupResponse,
+    GuardrailVerdict,
     JobEvent,
     JobPrices,
     JobQuestion,
@@ -118,6 +119,9 @@ def _obeying(event: Any) -> Any:
             return _whole_prompt(event)
         case ToolEvent():
             return _whole_tool(event)
+        case GuardrailVerdict():
+            changes = {"rule": "email/1", "spans": (), "turn_id": event.reason if event.place == "answer" else None}
+            return dataclasses.replace(event, **changes)
         case DocumentEvent():
             text = f"{event.reason}."
             changes = {"document_id": "sea/tides", "sequence": abs(event.sequence) % 2**31, "kind": "added"}

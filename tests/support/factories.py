@@ -37,6 +37,7 @@ from schemas.events import (
     ExperimentEvent,
     GroupControl,
     GroupResponse,
+    GuardrailVerdict,
     JobEnvironment,
     JobEvent,
     JobKind,
@@ -60,6 +61,7 @@ from schemas.events import (
     Sampling,
     SourceRange,
     Task,
+    TextSpan,
     ThreadEvent,
     ThreadKind,
     TokensElsewhere,
@@ -554,6 +556,7 @@ def one_of_each() -> list[Event]:
         sample_event(),
         queue_event(),
         document_event(),
+        guardrail_verdict(),
     ]
 
 
@@ -738,6 +741,24 @@ def tool_event(kind: ToolKind = "added", sequence: int = 0, **changes: Any) -> T
         whole["endpoint"] = "sums:add"
     changes = {name: value for name, value in changes.items() if name in whole or kind in ("added", "changed")}
     return ToolEvent(**whole | changes)
+
+
+def guardrail_verdict(**changes: Any) -> GuardrailVerdict:
+    """Return the verdict that a message of a call has an e-mail address."""
+    whole: dict[str, Any] = {
+        "verdict_id": derive_id("call", "r0", "messages[0].content", "email/1"),
+        "agent_id": "calc",
+        "created_at": T0,
+        "kind": "pii",
+        "rule": "email/1",
+        "verdict": "flag",
+        "mode": "monitor",
+        "place": "call",
+        "field_path": "messages[0].content",
+        "spans": (TextSpan(start=3, end=12),),
+        "reason": "an e-mail address",
+    }
+    return GuardrailVerdict(**whole | changes)
 
 
 def document_event(kind: DocumentKind = "added", sequence: int = 0, **changes: Any) -> DocumentEvent:

@@ -1,0 +1,16 @@
+"""Guardrails: verdicts on the texts of calls and answers, each with its rule, reason and place.
+
+calls, answers, POST /guardrails/… ──► rules, models ──► pass, flag or block ──► guardrail-verdicts
+"""
+
+from streams.plugins.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="guardrails",
+    topics="plugins.guardrails.topics:TOPICS",
+    settings="plugins.guardrails.guardrail_settings:Guardrails",
+    actions={"guardrails.check": ("viewer", "submitter", "trainer", "promoter")},
+    views="plugins.guardrails.verdict_views:VIEWS",
+    lists="plugins.guardrails.verdict_views:LISTS",
+    recounts="plugins.guardrails.recount_verdicts:RECOUNTS",
+)
