@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -19,8 +20,8 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 from confluent_kafka import admin
 
-from streams.errors import SettingsError
-from streams.kafka.retry import BrokerUnreachable
+from streams.errors import LogError, SettingsError
+from streams.kafka.retry import ANSWER_S, BrokerUnreachable
 from streams.settings.model import Kafka
 
 T = TypeVar("T")
@@ -31,6 +32,9 @@ POLL_S = 0.2
 METADATA_S = 5
 """How often a consumer asks which topics exist. A broker that has just started may briefly report none, and a member
 that asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
+
+LOST_S = 30.0
+"""How often a client that gets nothing is compared with a new one."""
 
 
 def client_config(kafka: Kafka) -> dict[str, Any]:
@@ -124,6 +128,49 @@ def _make_client(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Ma
             raise
         names = f", kafka.client ({', '.join(kafka.client)}) among them" if kafka.client else ""
         raise SettingsError(f"librdkafka refuses the settings in [kafka]{names}: {exc.args[0].str()}") from exc
+
+
+class LostBrokers:
+    """Notices that a client has lost its brokers for good.
+
+    A broker that was frozen longer than its session is fenced when it continues, and may answer with topics and no
+    brokers. librdkafka then drops all that it knows, and may never bootstrap again (librdkafka#5301, open in 2.16).
+    """
+
+    def __init__(self, kafka: Kafka, own: ck.Consumer | ck.Producer) -> None:
+        self._kafka, self._own = kafka, own
+        self._well_at = time.monotonic()
+
+    def works(self) -> None:
+        """Note that the client got something."""
+        self._well_at = time.monotonic()
+
+    def reason(self) -> str | None:
+        """Return why the client has to be replaced, if a new one gets an answer and it does not; None otherwise.
+
+        Asks only after every LOST_S in which the client got nothing.
+        """
+        if time.monotonic() < self._well_at + LOST_S:
+            return None
+        self.works()
+        if _names_brokers(self._own) or not _names_brokers(admin_client(self._kafka)):
+            return None
+        return (
+            f"Kafka at {self._kafka.bootstrap} answers a new client, and one of this process gets no answer: it has "
+            "lost its brokers, and does not find them again (librdkafka#5301)"
+        )
+
+    def check(self) -> None:
+        """Raise LogError if the client has to be replaced."""
+        if (reason := self.reason()) is not None:
+            raise LogError(f"{reason}. Nothing is lost: start this process again")
+
+
+def _names_brokers(asking: ck.Consumer | ck.Producer | admin.AdminClient) -> bool:
+    try:
+        return bool(asking.list_topics(timeout=ANSWER_S).brokers)
+    except ck.KafkaException:
+        return False
 
 
 def _on_error(error: ck.KafkaError) -> None:

@@ -139,6 +139,7 @@ class Producer:
             "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
         }
         self._producer = client.producer(settings.kafka, config)
+        self._brokers = client.LostBrokers(settings.kafka, self._producer)
 
     def __enter__(self) -> Self:
         return self
@@ -305,7 +306,9 @@ class Producer:
         if self._outage is not None:
             if left < before:
                 self._outage.answered()
+                self._brokers.works()
             else:
+                self._brokers.check()
                 self._outage.silent(f"to {left} records")
 
     def _raise_failures(self) -> None:

@@ -96,6 +96,7 @@ class Reader:
             },
         )
         self._consumer = client.consumer(settings.kafka, self._config)
+        self._brokers = client.LostBrokers(settings.kafka, self._consumer)
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
         self._trouble: StreamwardError | None = None
@@ -147,14 +148,21 @@ class Reader:
 
     def _checked(self, records: list[Record]) -> list[Record]:
         """Return `records`. If there are none, raise a pending error, or check that the broker answers."""
-        if not records:
+        if records:
+            self._brokers.works()
+        else:
             self._raise_trouble()
+            self._look_for_brokers()
         if self._outage is not None:
             if records:
                 self._outage.answered()
             else:
                 self._outage.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
         return records
+
+    def _look_for_brokers(self) -> None:
+        """Raise LogError if the client has lost its brokers."""
+        self._brokers.check()
 
     def _records(self, messages: Sequence[Any]) -> list[Record]:
         """Return the records in messages that are not errors."""
@@ -315,10 +323,19 @@ class PartitionReader(Reader):
         except ck.KafkaException:
             return  # an outage: librdkafka reconnects by itself
         if self._missing is not None and self._missing == missing_before:
-            log.warning("%s did not come in %g s: reading on with a new client", self._missing, STALL_S)
-            stalled, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
-            self.assign(self._position, self._ends)
-            stalled.close()
+            self._replace_client(f"{self._missing} did not come in {STALL_S:g} s")
+
+    def _look_for_brokers(self) -> None:
+        """Read on with a new client if this one has lost its brokers."""
+        if (reason := self._brokers.reason()) is not None:
+            self._replace_client(reason)
+
+    def _replace_client(self, reason: str) -> None:
+        log.warning("%s: reading on with a new client", reason)
+        before, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
+        self._brokers = client.LostBrokers(self._settings.kafka, self._consumer)
+        self.assign(self._position, self._ends)
+        before.close()
 
     def _unfinished(self) -> list[TopicPartition]:
         return [tp for tp, offset in self._position.items() if self._ends is None or offset < self._ends[tp]]

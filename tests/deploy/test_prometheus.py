@@ -152,10 +152,10 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
                     lambda: sum(not numbers(found) for found in ask_all(server).values()) == 1, "answers", timeout_s=20
                 )
             at_work, firing = ask_all(server), server.firing()
-            (group,) = server.get("rules")["groups"]
+            groups = server.get("rules")["groups"]
         until(lambda: not server.ask("streamward_process_info"), "that nobody answers any more")
         ended = server.ask(named("ProcessDown").limit.query)
-    health = {rule["name"]: (rule["health"], rule.get("lastError", "")) for rule in group["rules"]}
+    health = {rule["name"]: (rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]}
     return Seen(at_work, firing, health, ended)
 
 

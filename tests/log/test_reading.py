@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import confluent_kafka as ck
 import pytest
@@ -310,6 +310,50 @@ def test_a_client_that_waits_at_the_end_is_not_replaced(
         monkeypatch.setattr(reader_module, "STALL_S", 0.0)
         assert [tail.poll(timeout_s=0.05) for _ in range(5)] == [[]] * 5
     assert "did not come" not in caplog.text
+
+
+@pytest.fixture
+def without_brokers(made: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[client_module.LostBrokers], None]:
+    """Return what makes a client get no answer, as one that dropped its brokers; each is looked at in every poll."""
+    monkeypatch.setattr(client_module, "LOST_S", 0.0)
+    nowhere = made.kafka.model_copy(update={"bootstrap": "127.0.0.1:1"})
+
+    def drop(brokers: client_module.LostBrokers) -> None:
+        brokers._own = client_module.consumer(nowhere, {"group.id": "lost"})
+
+    return drop
+
+
+def test_a_reader_whose_client_has_lost_its_brokers_reads_on_with_a_new_one(
+    made: Settings, without_brokers: Callable[[client_module.LostBrokers], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    (at, *_) = write(made, 2)
+    with PartitionReader(made, {at[:2]: 0}) as tail:
+        assert numbers(poll(tail, 2)) == [0, 1]
+        assert tail.poll(timeout_s=0.05) == []
+        assert "reading on" not in caplog.text
+        lost = tail._consumer
+        without_brokers(tail._brokers)
+        assert tail.poll(timeout_s=0.05) == []
+        assert "has lost its brokers" in caplog.text
+        assert tail._consumer is not lost
+        write(made, 1, first=2)
+        assert numbers(poll(tail, 1)) == [2]
+
+
+def test_a_group_member_or_producer_whose_client_has_lost_its_brokers_ends_its_process(
+    made: Settings, without_brokers: Callable[[client_module.LostBrokers], None]
+) -> None:
+    expected = r"one of this process gets no answer: it has lost its brokers.*start this process again"
+    outage = BrokerOutage(made.kafka, threading.Event())
+    with GroupConsumer(made, "lost", ["rewards"], outage) as member:
+        without_brokers(member._brokers)
+        with pytest.raises(LogError, match=expected):
+            poll(member, 1)
+    with Producer(made, outage=outage) as producer:
+        without_brokers(producer._brokers)
+        with pytest.raises(LogError, match=expected):
+            producer._report(1, 1)
 
 
 def test_a_long_read_ends_when_the_process_should_stop(made: Settings) -> None:
