@@ -97,6 +97,8 @@ class FrontDesk:
         if served:
             self._tune_on_rated_runs(served)
             yield self.look(held_out)
+        if not looks:
+            return
         with running(self.settings, self.folder, "scoring", "train", f"agents run desk --server {self._server}"):
             for number in range(looks):
                 self._send_tasks(STEPS * self.settings.batches.groups)
