@@ -37,6 +37,7 @@ add_routes(
             It replaces the primary at the start of the command. If another decision came first, nothing changes and the
             exit code is 4.
             """,
+            arguments="version",
         ),
         "reject": RouteCommand(
             "reject_adapter",
@@ -44,6 +45,7 @@ add_routes(
 
             Its files stay in the store, and it can no longer be promoted.
             """,
+            arguments="version",
         ),
         "rollback": RouteCommand(
             "rollback_adapter",
@@ -52,6 +54,7 @@ add_routes(
             If another decision came first, nothing changes and the exit code is 4. Agents follow at once; a response in
             progress stays on the version it began with.
             """,
+            arguments="version",
         ),
         "retire": RouteCommand(
             "retire_adapter",
@@ -59,6 +62,7 @@ add_routes(
 
             Its files stay until `adapters gc` deletes them.
             """,
+            arguments="version",
         ),
     },
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--held-out",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="Held-out questions; every second version answers them. Read as --tasks is.",
+    help="Held-out questions; every second version answers each once. Read as --tasks is.",
 )
 @click.option(
     "--environment",
@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Stop after this many adapter versions; what is under way then may make one or two more.",
+    help="Stop after this many adapter versions.",
 )
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="Stop after this many minutes.  [default: no limit]"
 )
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
+@click.option("--fresh", is_flag=True, help="Start over: delete the log, the adapters and the checkpoints.")
 @click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="json: end with one line on stdout."
 )
@@ -67,10 +68,9 @@ def up(
     episodes: int,
     max_turns: int | None,
     reading: TaskFileOptions,
-    steps: int | None,
-    minutes: float | None,
-    model: str | None,
+    fresh: bool,
     output: str,
+    **of_plan: Any,
 ) -> None:
     """Run the whole loop on your own tasks.
 
@@ -89,9 +89,7 @@ def up(
     policy = () if reading.policy is None else (f"policy.name={reading.policy}",)
     scorers = (text.partition("=")[0].partition(":") for text in reading.scorers)
     plan = UpPlan(
-        steps=steps,
-        minutes=minutes,
-        model=model,
+        **of_plan,
         config=call.config,
         overrides=(*call.overrides, *policy),
         modules=tuple(dict.fromkeys(module for module, colon, _ in scorers if colon)),
@@ -106,10 +104,14 @@ def up(
     if file is not None:
         plan = replace(plan, train=_read(settings, file, reading))
     if held_out is not None:
-        plan = replace(plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval")))
+        plan = replace(
+            plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval", group_size=1))
+        )
     _check_scorers(settings, plan, reading)
     _check_prompts(settings, plan, reading)
     _check_held_out(settings, plan)
+    if fresh:
+        plan.delete_all()
     result = loop.run(plan, show.console(sys.stderr if output == "json" else None))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

@@ -113,7 +113,7 @@ class LearningWatch:
         named = f"version {best} is the newest that was better than the one before it ({scores[best]:.2f})"
         if best >= primary:
             return [named]
-        words = ["streamward", "adapters", "rollback", "--version", str(best), "--expected", str(primary)]
+        words = ["streamward", "adapters", "rollback", str(best), "--expected", str(primary)]
         return [f"{named}: `{shlex.join([*words, '--reason', 'later ones learnt nothing'])}`"]
 
 

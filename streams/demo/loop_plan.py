@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from schemas.events import Task
 from streams.demo.progress import Progress
-from streams.demo.settings_file import run_here
 from streams.evaluation.suite import Suite
+from streams.settings.load import CONFIG_FILE, ENV_CONFIG, is_of_user
 from streams.settings.model import Settings
 
 THREADS = min(os.cpu_count() or 1, 4)
@@ -139,5 +139,8 @@ class Plan(ABC):
 
     @property
     def file(self) -> Path | None:
-        """The settings file to read; one that a run left in this folder is ignored: its options were for that run."""
-        return self.config or (None if run_here() is None else Path(os.devnull))
+        """The settings file to read; what a run left in this folder is ignored: its options were for that run."""
+        own = Path(CONFIG_FILE)
+        if self.config is not None or ENV_CONFIG in os.environ:
+            return self.config
+        return own if is_of_user(own) else Path(os.devnull)

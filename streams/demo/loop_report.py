@@ -27,11 +27,14 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.adapters.learning import LearningFigures
+from streams.demo.held_out_answers import flat_since
 from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
+from streams.evaluation.diagnosis import RIGHT, SHOWN_CHARACTERS
 from streams.kafka.topics import topics
 from streams.output import printable
+from streams.settings.load import CONFIG_FILE, is_of_user
 from streams.tools.views.places import PLACES
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -248,7 +251,7 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         console.print(_rewards(progress))
     console.print(_topics(progress))
     console.print(f"{result['loop_s']:.0f} s. {train_summary(progress)}")
-    for line in _faults(progress):
+    for line in (*_flat_scores(progress), *_faults(progress)):
         console.print(printable(line))
     if result["held_out"]:
         console.print(f"Plot: {config.parent / 'learning.png'}")
@@ -258,7 +261,8 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         console.print(f"{ending}. Everything is in the log: run the same command again to resume.")
     finds_config = finds_settings(config)
     if finds_config:
-        console.print("\n./streamward.toml now has these settings, for commands typed in this folder.")
+        has = f"./streamward.toml and {config} have" if is_of_user(Path(CONFIG_FILE)) else "./streamward.toml now has"
+        console.print(f"\n{has} these settings, for commands typed in this folder.")
     console.print("\nTry next:", style="bold")
     for command in _next_commands(None if finds_config else config, plan):
         console.print(f"  {command}", soft_wrap=True)
@@ -280,6 +284,21 @@ def train_summary(progress: Progress) -> str:
     under_way += places["batched"] if progress.settings.policy.engine != "scripted" else 0
     scoreless = f" ({progress.stalled_tasks()} without a score)" if progress.stalled_tasks() else ""
     return f"Train tasks: {', '.join(parts)}" + (f", {under_way} in flight{scoreless}" if under_way else "")
+
+
+def _flat_scores(progress: Progress) -> Iterator[str]:
+    """Yield since when held-out scores are flat, and what is answered instead."""
+    scores = {version: (score.exact, score.low) for version, score in progress.held_out.items() if score.n}
+    since = flat_since(scores)
+    if since is None or max(scores.values())[0] >= RIGHT:
+        return
+    newest = max(scores)
+    wrong = [f"{count} × {text[:SHOWN_CHARACTERS]!r}" for text, count in progress.held_out_answers.commonest_wrong()]
+    answers = f" Its commonest wrong answers: {', '.join(wrong)}." if wrong else ""
+    yield (
+        f"Held out, no version is better beyond chance than v{since} ({scores[since][0]:.2f}); v{newest} has "
+        f"{scores[newest][0]:.2f}.{answers}"
+    )
 
 
 def _faults(progress: Progress) -> Iterator[str]:
@@ -344,7 +363,8 @@ def _topics(progress: Progress) -> Table:
     table.add_column("topic")
     table.add_column("records", justify="right")
     for topic in topics(progress.settings.topics).values():
-        table.add_row(topic.name, str(progress.counts[topic.label]))
+        if count := progress.counts[topic.label]:
+            table.add_row(topic.name, str(count))
     return table
 
 

@@ -115,9 +115,20 @@ class LoopRun:
         return self.progress.versions if self.all_done() else self.plan.steps
 
     def _has_done_all(self) -> bool:
-        steps = self.plan.steps
-        done = self.progress.versions if self.trains else self.progress.batches
-        return (steps is not None and done >= steps) or self.all_done()
+        return (self.plan.steps is not None and self._steps_left(self.plan.steps) <= 0) or self.all_done()
+
+    def _steps_left(self, steps: int) -> int:
+        return steps - (self.progress.versions if self.trains else self.progress.batches)
+
+    def room(self) -> int:
+        """Return how many train tasks to send now; 0 while enough wait, or while the last steps have what they need."""
+        progress, groups = self.progress, self.settings.batches.groups
+        unread = self.sent - sum(progress.train_tasks.values())
+        room, worth_sending = WAITING_BATCHES * groups - progress.places["waiting"] - unread, groups // 2
+        if self.plan.steps is not None:
+            needed = self._steps_left(self.plan.steps) * groups - self._under_way() - progress.window() - unread
+            room, worth_sending = min(room, needed), min(worth_sending, needed)
+        return room if room >= max(worth_sending, 1) else 0
 
     def all_done(self) -> bool:
         """Return whether every task has left, but for those that wait for a batch they cannot fill."""
@@ -139,11 +150,13 @@ class LoopRun:
 
         A task that lacks a score which its scorer gave up on does not count.
         """
-        progress, places = self.progress, self.progress.places
-        under_way = places["waiting"] + places["sampled"] + places["scored"] - progress.stalled_tasks()
-        under_way += places["batched"] if self.trains else 0
-        read = sum(progress.train_tasks.values()) >= self.sent
-        return self.all_sent and read and under_way == 0
+        read = sum(self.progress.train_tasks.values()) >= self.sent
+        return self.all_sent and read and self._under_way() == 0
+
+    def _under_way(self) -> int:
+        places = self.progress.places
+        under_way = places["waiting"] + places["sampled"] + places["scored"] - self.progress.stalled_tasks()
+        return under_way + (places["batched"] if self.trains else 0)
 
 
 def run(plan: Plan, console: Console) -> dict[str, Any]:
@@ -340,9 +353,7 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
     progress, steps = run.progress, run.plan.steps
     now_ms = times.now_ms()
     if steps is None or progress.versions < steps:
-        unread = run.sent - sum(progress.train_tasks.values())
-        room = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"] - unread
-        if room >= run.settings.batches.groups // 2:
+        if room := run.room():
             sent = list(itertools.islice(tasks, room))
             for task in sent:
                 run.producer.send(task)

@@ -28,6 +28,7 @@ from schemas.events import (
 )
 from schemas.serde import Poison
 from streams.adapters.learning import LearningFigures, LearningHistory, facts_of
+from streams.demo.held_out_answers import HeldOutAnswers
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -63,6 +64,9 @@ class HeldOut:
     exact: float
     mean_reward: float
     n: int
+    """Answers."""
+    low: float = 0.0
+    """The lower end of the interval of `exact`, which counts questions."""
 
 
 @dataclass
@@ -128,6 +132,7 @@ class Progress:
     newest_ms: int | None = None
     """When the newest group or batch was recorded."""
     turns: TurnCounts = field(default_factory=TurnCounts)
+    held_out_answers: HeldOutAnswers = field(default_factory=HeldOutAnswers)
     _pauses: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By scorer, when it was last paused, and the error."""
     _scored_ms: dict[str, int] = field(default_factory=dict)
@@ -259,6 +264,7 @@ class Progress:
             self.evaluations.add(task.adapter_version)
 
     def _response(self, response: Response) -> None:
+        self.held_out_answers.take_response(response)
         if response.error is not None:
             self.failed += 1
             self.errors.append(response.error)
@@ -285,6 +291,7 @@ class Progress:
             return  # written twice
         self._grouped.add(group.task_id)
         if group.purpose == "eval":
+            self.held_out_answers.take_group(group)
             self.eval_open -= group.task_id in self._eval_tasks
             self._eval_tasks.discard(group.task_id)
         if group.purpose != "train":
@@ -329,7 +336,11 @@ class Progress:
         elif event.kind == "evaluated" and event.suite is not None:
             metrics = event.metrics
             self.held_out[event.version] = HeldOut(
-                event.version, metrics.get("exact", 0.0), metrics.get("mean_reward", 0.0), int(metrics.get("n", 0))
+                event.version,
+                metrics.get("exact", 0.0),
+                metrics.get("mean_reward", 0.0),
+                int(metrics.get("n", 0)),
+                metrics.get("success_low", 0.0),
             )
         self._take_versions()
 

@@ -9,6 +9,8 @@ them. Interrupted, and run again with the same tasks, it continues.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +22,9 @@ from streams.demo.loop_plan import ONE_MACHINE, Plan, PlannedTasks
 from streams.demo.progress import Progress
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
+from streams.kafka.node import process as node
 from streams.kafka.node.config import read_node
-from streams.settings.load import BOOTSTRAP, load, load_with_origins
+from streams.settings.load import BOOTSTRAP, UP_FOLDER, load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.stages.tasks.episodes import episode_player
@@ -53,7 +56,7 @@ class UpPlan(Plan):
     @property
     def folder(self) -> Path:
         """The folder of this run's output; the log and the adapters are where the settings say."""
-        return Path(".streamward/up")
+        return UP_FOLDER
 
     @property
     def owns_node(self) -> bool:
@@ -89,8 +92,8 @@ class UpPlan(Plan):
     def starts_node(self) -> bool:
         """Whether no Kafka was named, or the one that was is this folder's node."""
         settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
-        node = read_node(settings.broker.data_dir)
-        return BOOTSTRAP not in origins or (node is not None and node.bootstrap == settings.kafka.bootstrap)
+        own = read_node(settings.broker.data_dir)
+        return BOOTSTRAP not in origins or (own is not None and own.bootstrap == settings.kafka.bootstrap)
 
     def settings(self, bootstrap: str | None = None) -> Settings:
         """Return the user's settings; the rest is set as one machine learns best."""
@@ -147,6 +150,25 @@ class UpPlan(Plan):
     def to_continue(self) -> None:
         """Return None: there is no obvious command."""
         return None
+
+    def delete_all(self) -> None:
+        """Stop the node, and delete log, adapters, checkpoints and output.
+
+        Raises SettingsError if the log is not on this folder's node, or one of them is not below `.streamward`.
+        """
+        if not self.starts_node:
+            raise SettingsError(
+                "--fresh: the log is not on a node of this folder (kafka.bootstrap): take another topics.prefix instead"
+            )
+        settings, own = self.settings(), self.folder.parent.absolute()
+        stores = {"broker.data_dir": settings.broker.data_dir, "trainer.checkpoints": settings.trainer.checkpoints}
+        places = {"adapters.store": settings.adapters.store, **{key: str(path) for key, path in stores.items()}}
+        for key, place in places.items():
+            if own not in Path(os.path.abspath(place)).parents:
+                raise SettingsError(f"--fresh deletes only what is below {own.name}: delete {key}={place} by hand")
+        node.stop(settings.broker)
+        for place in (*places.values(), str(self.folder)):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _unknown(settings: Settings, tasks: Sequence[Task]) -> list[Task]:

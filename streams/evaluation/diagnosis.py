@@ -193,7 +193,7 @@ def _way_out(cause: str, symptoms: Symptoms) -> str:
     since = symptoms.first_collapse
     if cause != "one_text" or not since or symptoms.primary < since:
         return WAYS_OUT[cause]
-    words = ["streamward", "adapters", "rollback", "--version", str(since - 1), "--expected", str(symptoms.primary)]
+    words = ["streamward", "adapters", "rollback", str(since - 1), "--expected", str(symptoms.primary)]
     command = shlex.join([*words, "--reason", f"collapsed since version {since}"])
     return f"Go back: `{command}`. {WAYS_OUT[cause]}"
 

@@ -1,7 +1,8 @@
 """Load the settings, one frozen tree, and save them as the TOML file that loads them again.
 
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
-                      └── save: the values that differ from the defaults, without secrets
+                 │    └── save: the values that differ from the defaults, without secrets
+                 └── without --config, next to a streamward.toml of the user's: what `up` chose for this folder
 
 A relative path in a file is relative to the folder of that file; anywhere else, to the current folder.
 If none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
@@ -37,6 +38,10 @@ from streams.settings.model import Kafka, Section, Settings, is_secret_name, wit
 
 NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT", "STREAMWARD_KEY")
 """Variables with our prefix that are not settings; the second is for streams/output.py."""
+UP_FOLDER = Path(".streamward/up")
+"""Of the output of `streamward up`, and of its settings."""
+WRITTEN_BY = "# Written by `streamward "
+"""How a settings file begins that a run wrote."""
 NODE_FILE = "node.json"
 """In `broker.data_dir`: the recorded state of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
@@ -125,7 +130,12 @@ def load_with_origins(
         check_loaded(chosen)
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for key, value, origin in [*_from_file(file, env), *_from_env(env), *_from_overrides(overrides)]:
+    for key, value, origin in [
+        *_from_up(file, env),
+        *_from_file(file, env),
+        *_from_env(env),
+        *_from_overrides(overrides),
+    ]:
         section, name = _split_key(key, origin)
         tree.setdefault(section, {})[name] = value
         origins[key] = origin
@@ -294,6 +304,29 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
             if isinstance(value, str) and _is_path(key, value, path.parent):
                 value = os.path.normpath(path.parent / value)
             yield key, value, str(path)
+
+
+def _from_up(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the settings of the latest `up` in this folder, if its streamward.toml is the user's.
+
+    `up` leaves that file as it is; what it chose for one machine, or has from its command line, holds for its log.
+    """
+    run = UP_FOLDER / CONFIG_FILE
+    if file is None and ENV_CONFIG not in env and is_of_user(Path(CONFIG_FILE)) and run.is_file():
+        yield from _from_file(run, env)
+
+
+def is_of_user(path: Path) -> bool:
+    """Return whether a settings file is there that no run wrote."""
+    return os.path.lexists(path) and not is_of_run(path)
+
+
+def is_of_run(path: Path) -> bool:
+    """Return whether a run wrote this settings file."""
+    try:
+        return path.read_text().startswith(WRITTEN_BY)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _is_path(key: str, text: str, folder: Path) -> bool:

@@ -90,17 +90,13 @@ def _train(settings: Settings, versions: range, *, weight: float) -> None:
             _wait(lambda version=version: version in _serving(settings).statuses, f"version {version}")
             say(f"released: version {version} is trained")
             if version != versions[-1]:
-                _command(
-                    settings, "adapters", "promote", "--version", str(version), "--reason", "to train on from here"
-                )
+                _command(settings, "adapters", "promote", str(version), "--reason", "to train on from here")
 
 
 def _return_to(settings: Settings, version: int) -> None:
     primary = _serving(settings).primary
     reason = "served only while the next were trained"
-    _command(
-        settings, "adapters", "rollback", "--version", str(version), "--expected", str(primary), "--reason", reason
-    )
+    _command(settings, "adapters", "rollback", str(version), "--expected", str(primary), "--reason", reason)
 
 
 def _release(settings: Settings, version: int) -> None:

@@ -82,7 +82,7 @@ WHY = ("--reason", "it did well")
 
 def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None:
     write(made, event(1), event(2))
-    (row,) = rows_of(run(made, "promote", "--version", "1", "--actor", "ada", *WHY))
+    (row,) = rows_of(run(made, "promote", "1", "--actor", "ada", *WHY))
     topic = f"{made.topics.prefix}adapters"
     assert row["recorded_at"].startswith(f"{topic}[") and row["recorded_at"].endswith("]@2")
     assert (row["serving"]["primary"], row["before"], row["again"]) == (1, 0, False)
@@ -93,13 +93,13 @@ def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None
 
 def test_the_same_decision_said_again_is_not_written_again_and_a_later_one_is(made: Settings) -> None:
     write(made, event(1), event(2))
-    promote = ("promote", "--version", "1", "--actor", "ada", *WHY)
+    promote = ("promote", "1", "--actor", "ada", *WHY)
     rows_of(run(made, *promote))
     (row,) = rows_of(run(made, *promote))
     assert row["again"]
     assert kinds(made) == [("trained", 1), ("trained", 2), ("promoted", 1)]
     # another version was primary in between: the same words are another fact
-    rows_of(run(made, "promote", "--version", "2", *WHY))
+    rows_of(run(made, "promote", "2", *WHY))
     (row,) = rows_of(run(made, *promote))
     assert (row["again"], row["serving"]["primary"]) == (False, 1)
 
@@ -125,7 +125,7 @@ def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settin
     arguments = ("--expected", "0", *WHY, "--output", "jsonl")
     both = [
         spawn(
-            command("adapters", "promote", "--version", version, "--actor", name, *arguments),
+            command("adapters", "promote", version, "--actor", name, *arguments),
             env=environment(made),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,7 +152,7 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
     late = run(made, "rollback", "--expected", "3", "--actor", "bob", "--reason", "it is worse")
     assert late.exit_code == 4
     assert "expected version 3 to be primary, and it is 2" in late.stderr
-    (row,) = rows_of(run(made, "rollback", "--expected", "2", "--version", "0", "--reason", "all of them are"))
+    (row,) = rows_of(run(made, "rollback", "0", "--expected", "2", "--reason", "all of them are"))
     assert row["serving"]["primary"] == 0
     assert [kind for kind, _ in kinds(made)].count("rolled_back") == 2
     (shown,) = rows_of(run(made, "show", "3"))
@@ -162,16 +162,16 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("promote", "--version", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
-        (("promote", "--version", "9", *WHY), 3, "claims it is refused: version 9 is not the next one after 2"),
-        (("promote", "--version", "1", *WHY), 4, "version 1 is primary; promoted needs"),
-        (("promote", "--version", "2", "--expected", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
-        (("promote", "--version", "2", "--reason", " "), 2, "reason"),
-        (("promote", "--version", "2"), 2, "Missing option '--reason'"),
-        (("reject", "--version", "1", *WHY), 4, "rejected needs canary or trained"),
-        (("retire", "--version", "1", *WHY), 4, "retired needs"),
-        (("retire", "--version", "0", *WHY), 4, "it is never retired"),
-        (("rollback", "--expected", "1", "--version", "7", *WHY), 3, "no adapter version 7"),
+        (("promote", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
+        (("promote", "9", *WHY), 3, "claims it is refused: version 9 is not the next one after 2"),
+        (("promote", "1", *WHY), 4, "version 1 is primary; promoted needs"),
+        (("promote", "2", "--expected", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
+        (("promote", "2", "--reason", " "), 2, "reason"),
+        (("promote", "2"), 2, "Missing option '--reason'"),
+        (("reject", "1", *WHY), 4, "rejected needs canary or trained"),
+        (("retire", "1", *WHY), 4, "retired needs"),
+        (("retire", "0", *WHY), 4, "it is never retired"),
+        (("rollback", "7", "--expected", "1", *WHY), 3, "no adapter version 7"),
         (("gc", "--keep-best", "1", "--yes", "--dry-run"), 2, "contradict each other"),
         (("gc", "--keep-best", "1", "--by", "sums/exact"), 2, "no version was evaluated so"),
     ],
@@ -374,7 +374,7 @@ def test_a_policy_that_the_log_does_not_know_names_those_that_it_does(made: Sett
         result = run(made, *typed.split(), "--policy", "defualt")
         assert result.exit_code == 3
         assert "the log has no policy 'defualt', only default, lab" in result.stderr
-    result = run(made, "promote", "--version", "1", "--reason", "x", "--policy", "defualt")
+    result = run(made, "promote", "1", "--reason", "x", "--policy", "defualt")
     assert (result.exit_code, "there is no policy 'defualt'" in result.stderr) == (3, True)
 
 

@@ -26,9 +26,7 @@ def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(fold
     model = "" if FULL else f'\n[model]\nbase = "{save_tiny(folder / "tiny")}"\n\n[learning]\nstop_after = 0\n'
     readme.check_page(PAGE, folder, more=model, limit_s=500)
     report = json.loads((folder / ".streamward/up/report.json").read_text())
-    assert (
-        report["adapters"] >= 4
-    )  # of a batch that was ready when the fourth was promoted, the trainer may make another
+    assert report["adapters"] == 4
     if FULL:
         rewards = [version["reward"] for version in report["train_reward"]]
         assert rewards[0] < 0.5 < 0.7 < rewards[-1]

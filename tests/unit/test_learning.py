@@ -134,9 +134,7 @@ def test_a_collapse_names_the_version_since_when_and_the_command_that_goes_back(
     run.answers.reverse()
     diagnosis = run.diagnosis
     assert (diagnosis.cause, "since version 3" in diagnosis.what) == ("one_text", True)
-    assert (
-        "`streamward adapters rollback --version 2 --expected 9 --reason 'collapsed since version 3'`" in diagnosis.do
-    )
+    assert "`streamward adapters rollback 2 --expected 9 --reason 'collapsed since version 3'`" in diagnosis.do
 
 
 def test_questions_that_are_each_always_or_never_right_are_not_called_too_hard() -> None:

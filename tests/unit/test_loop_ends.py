@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from schemas.events import LeftOut, Task
+from schemas.events import AdvantagedGroup, LeftOut, Response, Task
 from streams.adapters.learning import LearningFigures
 from streams.demo.failed_scores import FailedScores
+from streams.demo.held_out_answers import HeldOutAnswers
 from streams.demo.learning_watch import LearningWatch
 from streams.demo.loop_run import LoopRun
 from streams.demo.progress import Progress
@@ -166,6 +168,40 @@ def test_a_task_that_its_scorer_gave_up_on_does_not_keep_the_last_step_from_bein
     assert (run.missing_groups(), run.all_done()) == (1, False)
     run.is_filled = True
     assert run.all_done()
+
+
+def test_no_more_tasks_are_sent_than_the_last_steps_take() -> None:
+    first, second = task(task_id="a", group_size=2), task(task_id="b", group_size=2)
+    run = run_of(progress_of(first, second, group(task_id="a")), first, second)
+    assert run.room() == 3, "two batches may wait"
+    run.plan = replace(run.plan, steps=2)
+    assert run.room() == 2, "of four tasks in two steps one has a group and one is on its way"
+    run.plan = replace(run.plan, steps=1)
+    assert run.room() == 0
+    run = run_of(progress_of(first, second, group(task_id="a"), unscored("b")[1]), first, second)
+    run.plan = replace(run.plan, steps=1)
+    assert run.room() == 1, "the task that was left out needs another in its place"
+
+
+# --- held-out answers -------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_versions_commonest_wrong_answers_are_named_in_any_order_of_the_records() -> None:
+    def answered(version: int, slot: int, text: str, reward: float) -> tuple[Response, AdvantagedGroup]:
+        name = f"v{version}q{slot}"
+        answer = response(task_id=name, sampling_id=name, group_size=1, adapter_version=version, text=text)
+        of_group = replace(group(purpose="eval").responses[0], response_id=answer.response_id, reward=reward)
+        return answer, group(task_id=name, purpose="eval", adapter_version=version, responses=(of_group,))
+
+    texts = [("2019", 0.0), ("2020 ", 0.5), ("2020", 0.5), ("2021", 1.0), ("2021", 1.0)]
+    pairs = [answered(4, slot, text, reward) for slot, (text, reward) in enumerate(texts)]
+    pairs += [answered(2, slot, "earlier", 0.0) for slot in range(3)]
+    for records in (pairs, pairs[::-1]):
+        answers = HeldOutAnswers()
+        for answer, held_out in records:
+            answers.take_group(held_out)
+            answers.take_response(answer)
+        assert answers.commonest_wrong() == [("2020", 2)]
 
 
 # --- answers without a score ------------------------------------------------------------------------------------------

@@ -81,6 +81,45 @@ def test_settings_of_the_user_are_read_by_the_demo_and_left_as_they_are() -> Non
     assert load(file=config).topics.prefix == "mine."
 
 
+def test_commands_next_to_the_users_file_have_the_settings_of_up(folder: Path) -> None:
+    Path(CONFIG_FILE).write_text("[batches]\ngroups = 4\n")
+
+    def up(*overrides: str) -> Path:
+        plan = UpPlan(steps=None, minutes=None, overrides=overrides)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        config = save(plan.settings("127.0.0.1:21000"), plan.folder, by="streamward up")
+        leave_settings(config)
+        return config
+
+    config = up("trainer.learning_rate=0.002")
+    assert finds_settings(config)
+    assert (load().batches.zero_variance, load().trainer.learning_rate, load().batches.groups) == ("keep", 0.002, 4)
+    Path(CONFIG_FILE).write_text("[batches]\ngroups = 5\n")
+    assert load().batches.groups == 5, "what the user says goes before it"
+    assert load(file=Path(CONFIG_FILE)).batches.zero_variance == "drop", "a file that is named stands for itself"
+    assert not finds_settings(up("batches.groups=6"))
+    assert load(file=up()).trainer.learning_rate == Settings().trainer.learning_rate, "an option was for its run"
+
+
+def test_up_starts_over_only_with_what_is_this_folders_own(folder: Path) -> None:
+    for name in ("kafka", "adapters", "checkpoints", "up", "demo"):
+        (folder / ".streamward" / name / "below").mkdir(parents=True)
+    for key, value in {
+        "adapters.store": "adapters",
+        "broker.data_dir": "/elsewhere",
+        "adapters.store ": "s3://b/a",
+    }.items():
+        with pytest.raises(
+            SettingsError, match=f"only what is below .streamward: delete {key.strip()}={value} by hand"
+        ):
+            UpPlan(steps=None, minutes=None, overrides=(f"{key.strip()}={value}",)).delete_all()
+    with pytest.raises(SettingsError, match=r"not on a node of this folder \(kafka\.bootstrap\)"):
+        UpPlan(steps=None, minutes=None, overrides=("kafka.bootstrap=other:9092",)).delete_all()
+    assert len(os.listdir(".streamward")) == 5
+    UpPlan(steps=None, minutes=None).delete_all()
+    assert os.listdir(".streamward") == ["demo"]
+
+
 def test_another_seed_makes_other_tasks_and_goes_on_with_them() -> None:
     plans = [DemoOptions(task="lookup", seed=seed) for seed in (0, 1)]
     settings = plans[0].settings()
@@ -119,7 +158,8 @@ def test_what_a_user_makes_of_the_file_stays_once_its_first_line_is_gone() -> No
     started(DemoOptions())
     own = Path(CONFIG_FILE).read_text().partition("\n")[2] + "\n[topics]\nprefix = 'mine.'\n"
     Path(CONFIG_FILE).write_text(own)
-    assert not finds_settings(started(DemoOptions()))
+    assert finds_settings(started(DemoOptions())), "they are those of the run"
+    assert not finds_settings(started(DemoOptions(overrides=("batches.groups=3",))))
     assert Path(CONFIG_FILE).read_text() == own
 
 

@@ -19,7 +19,7 @@ from streams.demo.progress import HeldOut, Progress
 from streams.demo.settings_file import leave_settings
 from streams.kafka.record import Record, dead_letter
 from streams.settings.load import save
-from streams.settings.model import Broker, Kafka, Settings
+from streams.settings.model import Broker, Kafka, Settings, Topics
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support.deploy.command_lines import parsed
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STREAMWARD_CONFIG", raising=False)
     Path("demo").mkdir()
-    return save(Settings(), Path("demo"), by="streamward demo")
+    return save(Settings(topics=Topics(prefix="here.")), Path("demo"), by="streamward demo")
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def result(progress: Progress, **changes: Any) -> dict[str, Any]:
 def shown(progress: Progress, **changes: Any) -> str:
     out = io.StringIO()
     config = Path("demo/streamward.toml")
-    report.show(result(progress, **changes), progress, Console(file=out, width=100), config, DemoOptions())
+    report.show(
+        result(progress, **changes), progress, Console(file=out, width=100, markup=False), config, DemoOptions()
+    )
     return out.getvalue()
 
 
@@ -112,10 +114,11 @@ def test_scores_stand_by_version_with_the_reward_of_what_the_version_answered(pr
     ]
 
 
-def test_every_topic_stands_with_how_many_records_it_holds(progress: Progress) -> None:
+def test_every_topic_with_records_stands_with_their_number(progress: Progress) -> None:
     text = shown(progress)
-    for label, records in {"tasks": 40, "responses": 310, "groups": 38, "batches": 2, "dead-letters": 0}.items():
+    for label, records in {"tasks": 40, "responses": 310, "groups": 38, "batches": 2}.items():
         assert any(line.split() == [f"streamward.{label}", str(records)] for line in text.splitlines()), label
+    assert "dead-letters" not in text
 
 
 def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Progress) -> None:
@@ -132,6 +135,24 @@ def test_a_scorer_that_is_still_paused_is_named_below_the_tables(progress: Progr
     progress.fold(Record(Coordinates("streamward.dead-letters", 0, 0), 1, b"k", letter))
     said = " ".join(shown(progress).split())
     assert "5 left out (4 zero_variance, 1 stale)" in said and "scoring: caps:caps is paused: exception" in said
+
+
+def test_it_says_since_when_held_out_scores_are_flat_and_what_is_answered_instead(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "beyond chance" not in shown(progress), "it has learned until the end"
+    progress.held_out = {
+        version: HeldOut(version, exact, exact, 20, low)
+        for version, exact, low in ((0, 0.0, 0.0), (4, 0.4, 0.22), (8, 0.45, 0.26))
+    }
+    assert "beyond chance" not in shown(progress), "one look is not many"
+    progress.held_out[12] = HeldOut(12, 0.4, 0.4, 20, 0.22)
+    monkeypatch.setattr(progress.held_out_answers, "commonest_wrong", lambda: [("[/b] 2019", 7)])
+    said = " ".join(shown(progress).split())
+    assert (
+        "no version is better beyond chance than v4 (0.40); v12 has 0.40. Its commonest wrong answers: 7 × '[/b] 2019'."
+        in said
+    )
 
 
 @pytest.mark.parametrize(

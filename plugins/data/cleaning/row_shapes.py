@@ -113,7 +113,10 @@ def problems_of(fields: Fields, shape: Shape) -> Iterator[RowProblem]:
     """Yield what is wrong with a row that should have this shape."""
     if shape == "unknown":
         has = ", ".join(fields) or "nothing"
-        yield RowProblem("missing_columns", f"most rows have the columns of no shape; it has {has[:120]}")
+        problem = f"most rows have the columns of no shape; it has {has[:120]}"
+        yield RowProblem(
+            "missing_columns", f"{problem}; name those of questions: --map prompt=COLUMN --map answer=COLUMN"
+        )
     elif _columns(fields, shape) is None:
         needed = " or ".join(", ".join(columns.needed) for columns in SHAPES.get(shape, ()))
         has = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"

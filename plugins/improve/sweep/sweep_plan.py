@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from schemas.events import Outcome
@@ -83,6 +83,8 @@ class SweepVerdict:
     """Of the best over the settings as they are, on the questions of the report; None: they were not asked."""
     rounds: int
     """That were whole."""
+    is_level: bool = False
+    """Whether all recipes and the settings as they are had the same mean reward in each round."""
     over_budget: str | None = None
 
     @property
@@ -95,6 +97,7 @@ def next_step(plan: SweepPlan, results: Results, over_budget: str | None = None)
     """Return what is to be done now, or the verdict; with `over_budget` nothing more is paid for."""
     base, alive, rounds = plan.recipes[0], list(plan.recipes[1:]), 0
     version: int | None = None
+    is_level = True
     while True:
         steps = plan.first_steps * 2**rounds
         if (missing := _missing(results, (base, *alive), steps)) is not None:
@@ -106,8 +109,10 @@ def next_step(plan: SweepPlan, results: Results, over_budget: str | None = None)
         ahead = sorted(alive, key=lambda name: -means[name])[: math.ceil(len(alive) / 2)]  # of equal ones the earlier
         rounds += 1
         version = results[ahead[0]].reach(steps)
+        is_level &= {*means.values()} == {_mean(_scores(results, base, steps, "search"))}
         if len(ahead) == 1:
-            return _report(results, base, ahead[0], steps, rounds, over_budget)
+            outcome = _report(results, base, ahead[0], steps, rounds, over_budget)
+            return replace(outcome, is_level=is_level) if isinstance(outcome, SweepVerdict) else outcome
         alive = ahead
 
 

@@ -286,10 +286,11 @@ def recipe_rows(sweep: Sweep, end: SweepReport | None) -> list[dict[str, Any]]:
 def plain(sweep: Sweep, end: SweepReport) -> dict[str, Any]:
     """Return the end of a sweep as one row."""
     verdict, gain = end.verdict, end.verdict.gain
-    changes: Mapping[str, Any] = next((one.changes for one in sweep.recipes if one.name == verdict.best), {})
+    best = None if verdict.is_level else verdict.best
+    changes: Mapping[str, Any] = next((one.changes for one in sweep.recipes if one.name == best), {})
     row: dict[str, Any] = {
         "sweep": sweep.name,
-        "best": verdict.best,
+        "best": best,
         "version": verdict.version,
         "settings": {key: str(value) for key, value in changes.items()},
         "better": verdict.is_better,

@@ -418,13 +418,14 @@ class ActiveSearch:
     def _reason(self, verdict: SearchVerdict, report: dict[str, float]) -> str:
         name, base = self._search.prompt, self._search.versions[0]
         test = f"; {report['test_gain']:+.3f} on {report['test_n']:.0f} held-out questions" if report else ""
+        pairs = "pairs of threads, one of each" if self._search.method == "live" else "questions of both"
         if verdict.winner is None:
             return (
                 f"no version is shown to be better than {name}@{base}: {name}@{verdict.candidate} earned "
-                f"{verdict.gain:+.3f} on {verdict.pairs} questions of both{test}"
+                f"{verdict.gain:+.3f} on {verdict.pairs} {pairs}{test}"
             )
         better = f"{name}@{verdict.winner} is better than {name}@{base}"
-        return f"{better}: {verdict.gain:+.3f} on {verdict.pairs} questions{test}"
+        return f"{better}: {verdict.gain:+.3f} on {verdict.pairs} {pairs}{test}"
 
     def _version(self, number: int) -> PromptVersion:
         version = self._worker.prompts.get(self._search.prompt).version(number)

@@ -157,6 +157,8 @@ def _explain_row(exc: ValueError, row: Row, reading: Reading, maps: _FittingMaps
         no_field = "there is no field" if len(unknown) == 1 else "there are no fields"
         problem = f"{no_field} {names_in_quotes(unknown)}" if unknown else _explain(exc, reading)
         return f"{problem}; read it with {map_options(columns)}"
+    if isinstance(row, Mapping) and not reading.names and not {*TaskLine.model_fields} & {*fields_of(row)}:
+        return f"{_explain(exc, reading)}; name the columns to read: --map prompt=COLUMN --map answer=COLUMN"
     needed = {"prompt", "messages", "answer", "verifier", "reward_sources", *reading.names.values()}
     empty = [name for name in empty_columns(row) if name in needed]
     return _explain(exc, reading) + (f"; empty in this row: {names_in_quotes(empty)}" if empty else "")

@@ -147,7 +147,7 @@ def test_it_gets_a_canary_like_any_version_and_agents_answer_with_it(
     adapter = brought(settings, base, tmp_path)
     with running(settings, tmp_path, "streams"):
         until(lambda: read_state(settings, "default").serving.candidate == 1, "a canary of version 1", folder=tmp_path)
-    done = command(settings, "adapters", "promote", "--version", "1", "--reason", "try it", "--output", "jsonl")
+    done = command(settings, "adapters", "promote", "1", "--reason", "try it", "--output", "jsonl")
     assert done.exit_code == 0, done.stderr
     asked = Task(
         task_id="asked", created_at=int(time.time() * 1000), policy="default", purpose="serve", scenario="live",

@@ -589,7 +589,10 @@ def test_a_file_without_a_row_is_worthless_to_train_on(tmp_path: Path, name: str
 def test_rows_of_no_shape_are_named_with_what_they_have(tmp_path: Path) -> None:
     file = lines(tmp_path / "rows.jsonl", {"frage": "Warum?", "antwort": "Darum."})
     [finding] = json.loads(run("improve", "data", "check", file, "--output", "jsonl").stdout)["findings"]
-    assert finding["first"] == "rows.jsonl:1: most rows have the columns of no shape; it has frage, antwort"
+    assert finding["first"] == (
+        "rows.jsonl:1: most rows have the columns of no shape; it has frage, antwort; "
+        "name those of questions: --map prompt=COLUMN --map answer=COLUMN"
+    )
 
 
 # --- expectations -----------------------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ def test_one_recipe_is_compared_with_the_settings_as_they_are() -> None:
     assert (verdict.best, verdict.rounds, verdict.is_better) == ("a", 1, False)
 
 
+@pytest.mark.parametrize(("own", "is_level"), [(0.5, True), (0.4, False)])
+def test_a_sweep_names_no_best_recipe_where_all_are_equal(own: float, is_level: bool) -> None:
+    level = RecipeResult(2, 2, {("search", 2): outcomes(0.5), ("report", 2): outcomes(0.5)})
+    ahead = replace(level, outcomes={**level.outcomes, ("search", 2): outcomes(own)})
+    verdict = next_step(SweepPlan(("base", "a", "b"), 2), {"base": level, "a": ahead, "b": level})
+    assert isinstance(verdict, SweepVerdict) and verdict.is_level is is_level
+
+
 def test_recipes_that_are_equally_good_are_not_called_better() -> None:
     result = RecipeResult(2, 2, {("search", 2): outcomes(0.5), ("report", 2): outcomes(0.5)})
     moved = replace(result, outcomes={**result.outcomes, ("report", 2): outcomes(0.5, shift=5)})

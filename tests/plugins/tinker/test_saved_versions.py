@@ -107,7 +107,7 @@ def test_a_saved_version_is_evaluated_tried_promoted_served_and_exported(
         )
         assert {row["version"]: row["success"] for row in result["scores"]} == {2: 1.0, 1: 0.0, 0: 0.0}
         until(lambda: read_state(settings, POLICY).serving.candidate == 1, "the first canary to begin", folder=tmp_path)
-        assert rows_of(command(settings, "adapters", "reject", "--version", "1", "--reason", "it has learned nothing"))
+        assert rows_of(command(settings, "adapters", "reject", "1", "--reason", "it has learned nothing"))
         until(lambda: read_state(settings, POLICY).serving.candidate == 2, "the canary to begin", folder=tmp_path)
         ask(settings, 80)
         until(lambda: read_state(settings, POLICY).primary == 2, "the promotion", folder=tmp_path)
