@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,6 +51,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
+from streams.stages.agents.call_guard import CallGuard
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.tasks.line_steps import LineSteps
@@ -166,7 +167,7 @@ def build_application(server: Server) -> ASGIApp:
     base, auth = server.base, server.base.authentication
     settings, rule = base.settings, base.settings.serve
     rooms = [
-        *agent_rooms(settings, base.recorder, LineSteps(base.log.states)),
+        *agent_rooms(settings, base.recorder, LineSteps(base.log.states), lambda: base.call_guard),
         *log_rooms(settings, base.log),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
@@ -195,9 +196,14 @@ def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool 
     return Application(rooms, version=program_version(), max_body_bytes=max_body_bytes, keys=keys)
 
 
-def agent_rooms(settings: Settings, recorder: Recorder, steps: LineSteps | None = None) -> list[object]:
-    """Return the rooms that agents call; `steps` find the prompts that calls name."""
-    calls = AgentProtocols(recorder, settings.policy.name, steps)
+def agent_rooms(
+    settings: Settings,
+    recorder: Recorder,
+    steps: LineSteps | None = None,
+    guard: Callable[[], CallGuard | None] = lambda: None,
+) -> list[object]:
+    """Return the rooms that agents call; `steps` find the prompts that calls name, `guard` decides about theirs."""
+    calls = AgentProtocols(recorder, settings.policy.name, steps, guard)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
     return [calls, feedback, Health()]
 

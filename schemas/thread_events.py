@@ -97,7 +97,7 @@ class PausedCall:
 
     call_id: str
     waits_for: CallWait
-    question: Annotated[str | None, "remote: what that agent asks"] = None
+    question: Annotated[str | None, "remote: what that agent asks; consent: why a rule asks for it"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

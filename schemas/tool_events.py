@@ -44,6 +44,8 @@ class ToolEvent:
     idempotent: Annotated[bool, "added: a call may be made again if its answer was lost"] = False
     needs_consent: Annotated[bool, "added: a run asks a person before it calls one of its tools"] = False
     handoff: Annotated[bool, "added, of an agent: its answer to a call is that of the run"] = False
+    untrusted: Annotated[bool, "added: others write what its tools answer"] = False
+    acts: Annotated[bool, "added: its tools send, pay, delete or reach outside"] = False
     tools: Annotated[tuple[Tool, ...], "added, changed: what is offered"] = ()
     messages: Annotated[tuple[Message, ...], "added, changed: what an environment shows first; of a2a: the card"] = ()
 

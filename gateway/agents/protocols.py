@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -47,6 +47,7 @@ from schemas.events import Message
 from streams.engines.token_stream import ORIGIN
 from streams.errors import CallError
 from streams.output import moment
+from streams.stages.agents.call_guard import CallGuard, GuardedCall, text_parts
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.tasks.line_steps import LineSteps
 
@@ -89,7 +90,7 @@ class AnswersCalls(FindsAgents, Protocol):
 MODEL_CALL: dict[str, Any] = {
     **CONVERSATION,
     "may": "chat.call",
-    "refuses": (404, 409, 500),
+    "refuses": (403, 404, 409, 500),
     "parameters": (AGENT_ID, CALL_KEY),
     "streams": True,
 }
@@ -98,9 +99,17 @@ MODEL_CALL: dict[str, Any] = {
 class AgentProtocols:
     """The calls that models answer, and the models."""
 
-    def __init__(self, recorder: AnswersCalls, shared: str = "", steps: LineSteps | None = None) -> None:
-        """`shared`: the policy of every tenant; `steps`: find the prompts that calls name."""
+    def __init__(
+        self,
+        recorder: AnswersCalls,
+        shared: str = "",
+        steps: LineSteps | None = None,
+        guard: Callable[[], CallGuard | None] = lambda: None,
+    ) -> None:
+        """`shared`: the policy of every tenant; `steps`: find the prompts that calls name; `guard`: decides about the
+        calls of tools in an answer, before its client gets them."""
         self._recorder, self._shared, self._steps = recorder, shared, steps or LineSteps()
+        self._guard = guard
 
     @CALLS.post(
         "/chat/completions",
@@ -267,6 +276,8 @@ class AgentProtocols:
         if not isinstance(begun, Begun):
             raise TypeError(f"an answer begins with Begun, not with {type(begun).__name__}")
         request.scope[WHEN_UNREAD] = partial(self._recorder.note_unread, begun.turn_id)
+        if (guard := self._guard()) is not None:
+            pieces = _guard_calls(guard, call, begun, pieces)
         record = record_of(request)
         return begun, pieces if record is None else _count_tokens(record, begun, pieces)
 
@@ -332,6 +343,42 @@ async def _count_tokens(
             yield piece
     finally:
         await pieces.aclose()
+
+
+async def _guard_calls(
+    guard: CallGuard, call: ModelCall, begun: Begun, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of an answer; one that calls a tool which may not be called now is not handed out.
+
+    It is in the log as it was sampled. Raises CallError; a retry of the call asks again.
+    """
+    try:
+        async for piece in pieces:
+            if isinstance(piece, Done) and piece.message.tool_calls:
+                await errors.apart(_check_calls, guard, call, begun, piece.message)
+            yield piece
+    finally:
+        await pieces.aclose()
+
+
+def _check_calls(guard: CallGuard, call: ModelCall, begun: Begun, answer: Message) -> None:
+    """Raise CallError if an answer calls a tool that may not be called after what its agent has read."""
+    read = text_parts(call.messages)
+    for made in answer.tool_calls:
+        ruling = guard.decide(
+            GuardedCall(
+                door="agents",
+                agent_id=call.agent_id,
+                conversation=begun.trajectory_id,
+                call_id=made.id,
+                tool_id=made.name,
+                name=made.name,
+                arguments=made.arguments,
+                read=read,
+            )
+        )
+        if ruling.outcome != "allowed":
+            raise CallError("permission_denied", ruling.reason, "messages")
 
 
 async def _finish(request: Request, pieces: AsyncGenerator[Piece, None]) -> list[Done]:

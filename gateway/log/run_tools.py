@@ -16,6 +16,7 @@ from gateway.http.authentication import Authentication
 from schemas.events import AccessRole, RunCall
 from streams.access.roles import Principal, decide
 from streams.access.tenants.tenant_names import tenant_in, without_tenant
+from streams.stages.agents.call_guard import ToolFlow
 
 
 class CallableTool(NamedTuple):
@@ -113,6 +114,12 @@ class RunTools(Protocol):
 
     def cancel(self, reference: str, principal: Principal | None, task_id: str) -> None:
         """Cancel the task of another server that answers a call. Raises StreamwardError."""
+
+    def flow(self, name: str, tenant: str | None) -> ToolFlow | None:
+        """Return what is declared of a tool that a tenant sees, by its id or as models call it; None: nothing is.
+
+        Of several tools that are called so, what any of them declares. Raises LogError.
+        """
 
 
 class CallRights(NamedTuple):

@@ -23,6 +23,7 @@ from schemas.events import Tool
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import SettingsError
 from streams.settings.model import Settings
+from streams.stages.agents.call_guard import CallGuard
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.run_end import TrajectoryEnd
 
@@ -56,6 +57,11 @@ class ServerBase:
     def run_tools(self) -> RunTools | None:
         """The registered tools that runs call, once every part is entered; None: no part has any."""
         return next(filter(None, (part.run_tools() for part in self.parts)), None)
+
+    @property
+    def call_guard(self) -> CallGuard | None:
+        """The guard of calls of tools, once every part is entered; None: all may be made."""
+        return next(filter(None, (part.call_guard() for part in self.parts)), None)
 
     def part(self, kind: type[P]) -> P:
         """Return the part of another plugin, which the caller's plugin requires."""
@@ -94,6 +100,10 @@ class ServerPart:
 
     def run_tools(self) -> RunTools | None:
         """Return the registered tools that runs of agents call. One plugin's part at most has this."""
+        return None
+
+    def call_guard(self) -> CallGuard | None:
+        """Return what decides about calls of tools. One plugin's part at most has this."""
         return None
 
     def in_front(self, app: ASGIApp) -> ASGIApp:

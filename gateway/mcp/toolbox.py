@@ -21,7 +21,9 @@ from streams.errors import CallError, LogError
 
 MOST_CHARACTERS = 100_000
 """Of a result; assistants have room for not much more."""
-CREDENTIALS = ("authorization", "x-api-key", "x-agent-id")
+TRAJECTORY = "x-streamward-trajectory"
+"""The header in which a caller names its trajectory."""
+CREDENTIALS = ("authorization", "x-api-key", "x-agent-id", TRAJECTORY)
 """Headers of a call that its requests have, too."""
 
 

@@ -9,7 +9,11 @@ PLUGIN = Plugin(
     name="guardrails",
     topics="plugins.guardrails.topics:TOPICS",
     settings="plugins.guardrails.guardrail_settings:Guardrails",
-    actions={"guardrails.check": ("viewer", "submitter", "trainer", "promoter")},
+    serves="plugins.guardrails.rooms.guardrail_part:GuardrailPart",
+    actions={
+        "guardrails.check": ("viewer", "submitter", "trainer", "promoter"),
+        "guardrails.consent": ("promoter",),
+    },
     views="plugins.guardrails.verdict_views:VIEWS",
     lists="plugins.guardrails.verdict_views:LISTS",
     recounts="plugins.guardrails.recount_verdicts:RECOUNTS",

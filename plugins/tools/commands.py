@@ -149,6 +149,8 @@ def entry_row(entry: ToolState) -> dict[str, Any]:
         "idempotent": added is not None and added.idempotent,
         "needs_consent": added is not None and added.needs_consent,
         "handoff": added is not None and added.handoff,
+        "untrusted": added is not None and added.untrusted,
+        "acts": added is not None and added.acts,
         "tools": list(entry.names),
         "digest": "" if entry.accepted is None else entry.accepted.digest,
         "accepted_by": entry.accepted_by,

@@ -1,6 +1,7 @@
 """The calls that a run makes: of the registered tools of its agent, those of one answer at once, each recorded.
 
     answer with calls ──► the client's tool: run_paused, results      a tool that needs consent: run_paused, consent
+                     ├──► CallGuard: allowed, consent or refused, by what the run has read
                      └──► RunTools, with the rights of the run's caller ──► call_begun ──► call_ended: the result
 
 After kill -9 the next server finds a call that was begun and has no end. It is made again if its entry is idempotent;
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 from gateway.http.authentication import Authentication
 from gateway.log.run_tools import CallableTool, CallInRun, CallRights, CallStop, RunTools, ToolReply, rights_of
+from plugins.agents.registry.agent_log import read_memory
 from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
@@ -36,6 +38,7 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
 from schemas.tool_text import INPUT_REQUIRED
 from streams.errors import CallError, LogError, StreamwardError
+from streams.stages.agents.call_guard import ALLOWED, CallGuard, CallRuling, GuardedCall, ReadPart, text_parts
 
 ACTOR = "serve"
 """The actor of the events that a server writes about runs."""
@@ -59,6 +62,8 @@ class CallPlaces(NamedTuple):
     authentication: Authentication | None
     agents: KnownAgents | None = None
     """Those that may be tools; None: there are none."""
+    guard: CallGuard | None = None
+    """The guard of calls, by what a run has read; None: all may be made."""
 
 
 class NextCall(NamedTuple):
@@ -118,11 +123,12 @@ class RunActions:
         places: Callable[[], CallPlaces],
         record: Callable[[ThreadEvent], Coroutine[Any, Any, Appended]],
         ask: Callable[[NextCall, Awaitable[object]], Awaitable[None]],
+        callers: Callable[[RunState], Sequence[RunState]] = lambda _: (),
     ) -> None:
         """`record` returns once an event is in the log and its own fold has it; `ask` lets an agent answer a call, and
-        records what it came to after something else.
+        records what it came to after something else; `callers` are the runs above a run.
         """
-        self._places, self._record, self._ask = places, record, ask
+        self._places, self._record, self._ask, self._callers = places, record, ask, callers
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "calls-tools")
         self._calls: dict[asyncio.Task[None], CallStop] = {}
         self._asked: dict[str, RunState] = {}
@@ -182,6 +188,11 @@ class RunActions:
             return PausedCall(call_id=step.call.id, waits_for="unfinished")
         if tool.needs_consent and step.allowed is None and not step.begun:
             return PausedCall(call_id=step.call.id, waits_for="consent")
+        ruling = ALLOWED if step.begun else await self._apart(self._rule, run, step, tool)
+        if ruling.outcome == "refused":
+            return RefusedCall(step, reference, ToolReply(ruling.reason, "refused"))
+        if ruling.outcome == "consent":
+            return PausedCall(call_id=step.call.id, waits_for="consent", question=ruling.reason)
         return NextCall(run, step, reference, tool, rights)
 
     async def _carry_out(
@@ -244,6 +255,25 @@ class RunActions:
         if rights.denied is not None:
             return rights, ToolReply(rights.denied, "denied")
         return rights, places.tools.find(reference, rights.principal)
+
+    def _rule(self, run: RunState, step: CallStep, tool: CallableTool) -> CallRuling:
+        """Return whether a call may be made, by what its run and the runs above have read."""
+        guard = self._places().guard
+        if guard is None:
+            return ALLOWED
+        return guard.decide(
+            GuardedCall(
+                door="threads",
+                agent_id=run.agent_id,
+                conversation=run.run_id,
+                call_id=step.call.id,
+                tool_id=tool.tool_id,
+                name=step.call.name,
+                arguments=step.call.arguments,
+                read=tuple(part for each in (run, *self._callers(run)) for part in _read_by(each)),
+                consent=step.decided_by if step.allowed else None,
+            )
+        )
 
     async def _make(self, call: NextCall, before: Awaitable[object]) -> None:
         """Make a call, and record it. Cancelled, it is stopped, unless the server stops: then it ends."""
@@ -316,6 +346,16 @@ class RunActions:
 
     async def _apart(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+
+
+def _read_by(run: RunState) -> Iterator[ReadPart]:
+    """Yield what a run has read, each part with its source; in a run that answers a call, its caller is no user."""
+    messages = () if run.checkpoint is None else run.checkpoint.messages()
+    if read_memory(run.request.memory_config or "{}").has_items:
+        yield ReadPart("remembered", "", "")
+    for part in text_parts([message.message for message in (*messages, *run.steps.messages)]):
+        if part.kind != "user" or run.request.parent is None:
+            yield part
 
 
 def _call_ended(run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> ThreadEvent:

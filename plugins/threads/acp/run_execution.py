@@ -103,7 +103,9 @@ class ThreadRuns:
         self._programs = programs
         self._settings, self._recorder, self._memory, self._steps = settings, recorder, memory, steps
         self._limits, max_depth = RunLimits(settings), settings.of_plugin(Threads).max_depth
-        self._actions = RunActions(places, self.record, lambda *call: self.children.answer(*call))
+        self._actions = RunActions(
+            places, self.record, lambda *call: self.children.answer(*call), lambda run: self.children.callers_of(run)
+        )
         self.children = ChildRuns(self, self._actions, lambda: places().agents, max_depth)
         self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
         self._loop: asyncio.AbstractEventLoop | None = None

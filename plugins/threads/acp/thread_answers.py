@@ -94,7 +94,7 @@ class RequiredCall(Answer):
         "the run run_id waits for; remote: an answer to what an agent of another server asks"
     )
     run_id: str | None = Field(None, description="child: the run of the agent that is called, which waits")
-    question: str | None = Field(None, description="remote: what that agent asks")
+    question: str | None = Field(None, description="remote: what that agent asks; consent: why, if a rule asks for it")
 
 
 class ThreadRunAnswer(Answer):
@@ -250,7 +250,7 @@ def required_calls(run: RunState) -> list[RequiredCall]:
             arguments=object_of(step.call.arguments),
             waits_for=step.waits_for,
             **({"run_id": run.child_id(step.call)} if step.waits_for == "child" else {}),
-            **({"question": step.question} if step.waits_for == "remote" else {}),
+            **({} if step.question is None else {"question": step.question}),
         )
         for step in run.waiting
         if step.waits_for is not None

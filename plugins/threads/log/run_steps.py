@@ -41,6 +41,8 @@ class CallStep:
     waits_for: CallWait | None = None
     allowed: bool | None = None
     """What a person decided; None: nothing yet."""
+    decided_by: str | None = None
+    """Who that was."""
     has_result: bool = False
     remote_task: str | None = None
     """The task of another server that answers it."""
@@ -222,7 +224,9 @@ def _resume(steps: RunSteps, event: ThreadEvent) -> RunSteps:
         if call.waits_for is not None and call.call.id in results:
             call = replace(call, waits_for=None, has_result=True)
         elif call.waits_for is not None and (decision := decisions.get(call.call.id)) is not None:
-            call = replace(call, waits_for=None, allowed=decision.allowed, answer=decision.answer)
+            call = replace(
+                call, waits_for=None, allowed=decision.allowed, decided_by=event.actor, answer=decision.answer
+            )
         calls.append(call)
     resumptions = (*steps.resumptions, event.event_id)
     return replace(steps, calls=tuple(calls), resumptions=resumptions, resumed_at=event.created_at)

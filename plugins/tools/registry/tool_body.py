@@ -50,6 +50,9 @@ class ToolBody(OutsideObject):
     needs_consent: bool = Field(False, description="a run asks a person before each call")
     handoff: bool = Field(False, description="of an agent: its answer to a call is that of the run, which ends")
 
+    untrusted: bool = Field(False, description="others write what its tools answer; rules about flow ask")
+    acts: bool = Field(False, description="its tools send, pay, delete or reach outside; rules about flow ask")
+
     @model_validator(mode="after")
     def _fits_its_endpoint(self) -> ToolBody:
         if TOOL_ID.fullmatch(self.tool_id) is None:
@@ -76,7 +79,7 @@ class ToolBody(OutsideObject):
         start = None
         if kind == "environment":
             start = EpisodeStart(name=name, settings=json.dumps(self.settings or {}), seed=self.seed or 0)
-        answered = (self.idempotent, self.needs_consent, self.handoff)
+        answered = (self.idempotent, self.needs_consent, self.handoff, self.untrusted, self.acts)
         return EntryOrder(tool_id, self.endpoint, self.auth_required, start, self.max_turns, *answered)
 
     @property

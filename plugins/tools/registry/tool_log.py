@@ -40,6 +40,10 @@ class EntryOrder(NamedTuple):
     """Whether a run asks a person before it calls one of its tools."""
     handoff: bool = False
     """Whether the answer to a call is that of the run."""
+    untrusted: bool = False
+    """Whether others write what its tools answer."""
+    acts: bool = False
+    """Whether its tools send, pay, delete or reach outside."""
 
 
 TOOLS = RegistryShape(

@@ -2,11 +2,12 @@
 
     {tool_id, endpoint} ──► ToolCaller: its description ──► ToolLog ──► added                     POST /mcp/tools
     {digest, reason} ──► accepted, or 409 if it is described otherwise by now                      POST …/{id}/accept
-    {arguments} ──► ToolCaller, if the description is the accepted one ──► text                    POST …/{id}/invoke
+    {arguments} ──► CallGuard ──► ToolCaller, if the description is the accepted one ──► text       POST …/{id}/invoke
     {calls: [{tool, arguments}, …]} ──► one event for each answer, as it comes                     POST /mcp/stream
 
 A tenant's entry has the tenant's name before its own, as its agents have; it sees and calls no other, and adds none,
-as an endpoint is executed. A key that is bound to an agent calls the tools that its agent is registered with.
+as an endpoint is executed. A key that is bound to an agent calls the tools that its agent is registered with. A call
+may name its trajectory (X-Streamward-Trajectory), so that a rule about the flow of text knows what was read before.
 
 /mcp/stream is a WebSocket, too (tool_socket.py).
 """
@@ -14,9 +15,10 @@ as an endpoint is executed. A key that is bound to an agent calls the tools that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 from starlette.requests import Request
@@ -24,10 +26,11 @@ from starlette.responses import StreamingResponse
 
 from gateway.http import errors, sse
 from gateway.http.body import Answer, Body
-from gateway.http.principal import actor_of, principal_of, tenant_of
+from gateway.http.principal import DEFAULT_AGENT, actor_of, principal_of, sees, tenant_of
 from gateway.http.request_record import denied
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
+from gateway.mcp.toolbox import TRAJECTORY
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.tools.registry.tool_body import ToolBody, read_body
 from plugins.tools.registry.tool_caller import ToolCaller
@@ -35,11 +38,12 @@ from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import RegisteredTool, ToolOutput, ToolState, find
 from schemas import json_text
 from schemas.conventions import tool_ids
-from schemas.events import Tool
+from schemas.events import Message, Tool
 from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
+from streams.stages.agents.call_guard import CallGuard, CallRuling, GuardedCall, text_parts
 from streams.stages.agents.registered_agents import agent_registry
 
 LISTED = "GET /mcp/tools lists tools"
@@ -98,6 +102,8 @@ class ToolRow(Answer):
     idempotent: bool
     needs_consent: bool
     handoff: bool
+    untrusted: bool = Field(description="others write what it answers")
+    acts: bool = Field(description="it sends, pays, deletes or reaches outside")
     trusted: bool = Field(description="false: its server describes it otherwise than was accepted")
     digest: str = Field(description="of the accepted description of the entry")
     newest_digest: str = Field(description="of the newest one: what could be accepted")
@@ -140,6 +146,8 @@ ROW = ToolRow(
     idempotent=False,
     needs_consent=False,
     handoff=False,
+    untrusted=False,
+    acts=False,
     trusted=True,
     digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     newest_digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
@@ -148,11 +156,30 @@ ROW = ToolRow(
 ROWS = ToolRows(object="list", data=[ROW])
 
 
+class KnowsConversations(Protocol):
+    """The recorder, as calls of tools ask it."""
+
+    async def agent_of(self, name: str) -> str | None:
+        """Return the agent of a trajectory; None if it is unknown."""
+
+    async def newest_messages(self, trajectory_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to the newest turn of a trajectory; None if none is remembered."""
+
+
 class RegisteredTools:
     """Tools and environments of the log. Methods wait for the broker and for endpoints."""
 
-    def __init__(self, settings: Settings, log: OpenLog, caller: ToolCaller) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: OpenLog,
+        caller: ToolCaller,
+        recorder: KnowsConversations | None = None,
+        guard: Callable[[], CallGuard | None] = lambda: None,
+    ) -> None:
+        """`guard` decides about calls, by what `recorder` knows that their callers have read."""
         self._settings, self._log, self._caller = settings, log, caller
+        self._recorder, self._guard = recorder, guard
 
     @property
     def _tools(self) -> ToolLog:
@@ -215,13 +242,13 @@ class RegisteredTools:
         may="chat.call",
         ids=LISTED,
         at_once=AT_ONCE,
-        refuses=(404, 409),
+        refuses=(403, 404, 409),
         sends={"arguments": {"a": 4, "b": 7}},
         example=ToolResult(object="tool_result", tool="sums", content="11", is_error=False),
     )
-    def invoke_tool(self, request: Request, tool_id: str, body: InvokeBody) -> ToolResult:
+    async def invoke_tool(self, request: Request, tool_id: str, body: InvokeBody) -> ToolResult:
         """Call a tool. One that is described otherwise than accepted is refused."""
-        return self._call(self._find(request, tool_id), body.arguments)
+        return await self._invoke(request, tool_id, body.arguments)
 
     @REST.post(
         "/mcp/stream",
@@ -242,8 +269,7 @@ class RegisteredTools:
         async def answer(call: StreamCall) -> dict[str, Any]:
             async with places:
                 try:
-                    tool = await errors.apart(self._find, request, call.tool)
-                    result: Answer = await errors.apart(self._call, tool, call.arguments)
+                    result: Answer = await self._invoke(request, call.tool, call.arguments)
                 except CallError as exc:
                     result = errors.REST.problem(errors.without_secrets(exc))
             return {"id": call.id, **result.model_dump(exclude_unset=True)}
@@ -251,6 +277,38 @@ class RegisteredTools:
         for done in asyncio.as_completed([answer(call) for call in calls]):
             yield sse.frame(await done)
         yield sse.END
+
+    async def _invoke(self, request: Request, tool_id: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Return the answer of a tool, if it may be called after what its caller has read. Raises CallError."""
+        tool: RegisteredTool = await errors.apart(self._find, request, tool_id)
+        if (guard := self._guard()) is not None:
+            call = await self._call_to_guard(request, tool, arguments)
+            ruling: CallRuling = await errors.apart(guard.decide, call)
+            if ruling.outcome != "allowed":
+                raise denied(request, "chat.call", ruling.reason, "tool_id")
+        result: ToolResult = await errors.apart(self._call, tool, arguments)
+        return result
+
+    async def _call_to_guard(self, request: Request, tool: RegisteredTool, arguments: Mapping[str, Any]) -> GuardedCall:
+        """Return a call with what its trajectory has read, if it names one that it may see. Raises CallError."""
+        principal, named_agent = principal_of(request), request.headers.get("x-agent-id")
+        agent = named(tenant_of(request), (principal and principal.agent_id) or named_agent or DEFAULT_AGENT)
+        conversation, read = request.headers.get(TRAJECTORY, ""), None
+        if conversation and self._recorder is not None:
+            owner = await self._recorder.agent_of(conversation)
+            if owner is not None and sees(principal, owner):
+                messages = await self._recorder.newest_messages(conversation)
+                read = None if messages is None else text_parts(messages)
+        return GuardedCall(
+            door="registered",
+            agent_id=agent,
+            conversation=conversation,
+            call_id=str(uuid.uuid4()),
+            tool_id=tool.tool_id,
+            name=tool.tool.name,
+            arguments=json_text.one_line(arguments),
+            read=read,
+        )
 
     def _find(self, request: Request, tool_id: str) -> RegisteredTool:
         """Return a tool that a request may call. Raises NotFoundError, CallError."""
@@ -311,6 +369,8 @@ def _rows(entries: Iterable[ToolState]) -> ToolRows:
                 idempotent=added.idempotent,
                 needs_consent=added.needs_consent,
                 handoff=added.handoff,
+                untrusted=added.untrusted,
+                acts=added.acts,
                 trusted=entry.is_trusted,
                 digest=accepted.digest,
                 newest_digest=seen.digest,

@@ -18,6 +18,7 @@ from streams.access.credentials import mask
 from streams.access.roles import Principal
 from streams.access.tenants.tenant_names import own_of
 from streams.errors import EventError, NotFoundError, RefusedError
+from streams.stages.agents.call_guard import ToolFlow
 
 
 class ToolsOfRuns:
@@ -60,6 +61,20 @@ class ToolsOfRuns:
         tool = self._tool(reference, principal)
         if not isinstance(tool, ToolReply):
             self._caller.cancel(tool, task_id)
+
+    def flow(self, name: str, tenant: str | None) -> ToolFlow | None:
+        """Return what is declared of a tool that a tenant sees, by its id or as models call it. Raises LogError."""
+        declared = [
+            (tool_id, entry.added)
+            for entry in own_of(tenant, self._log().states).values()
+            for tool_id, tool in entry.names.items()
+            if name in (tool_id, tool.name) and entry.added is not None
+        ]
+        if not declared:
+            return None
+        return ToolFlow(
+            declared[0][0], any(added.untrusted for _, added in declared), any(added.acts for _, added in declared)
+        )
 
     def _tool(self, reference: str, principal: Principal | None) -> RegisteredTool | ToolReply:
         tool_id, _, digest = reference.partition("@")

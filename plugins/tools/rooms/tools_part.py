@@ -64,7 +64,9 @@ class ToolsPart(ServerPart):
 
     def rooms(self) -> list[object]:
         settings, log = self._base.settings, self._base.log
-        return [RegisteredTools(settings, log, self._caller), EnvironmentTrials(settings, log)]
+        base = self._base
+        registered = RegisteredTools(settings, log, self._caller, base.recorder, lambda: base.call_guard)
+        return [registered, EnvironmentTrials(settings, log)]
 
     def run_tools(self) -> ToolsOfRuns:
         return ToolsOfRuns(lambda: self._base.log.registry(ToolLog), self._caller)

@@ -395,6 +395,12 @@ class Conversations:
         conversation = self.by_id.get(trajectory_id)
         return None if conversation is None else next(conversation.turns, None)
 
+    def newest_messages(self, trajectory_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to the newest remembered turn of a trajectory; None if it has none."""
+        conversation = self.by_id.get(trajectory_id)
+        newest = None if conversation is None else max(conversation.turns, key=lambda turn: turn.number, default=None)
+        return None if conversation is None or newest is None else conversation.chains.messages(newest.turn_id)
+
     def agent_of(self, name: str) -> str | None:
         """Return the agent of a turn or a trajectory; None if the id is not found."""
         conversation = self._of_turn.get(name) or self.by_id.get(name)

@@ -101,6 +101,13 @@ class Recorder:
                 return first.messages
         return None
 
+    async def newest_messages(self, trajectory_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to the newest turn of a trajectory, its answer included; None if there is none."""
+        for conversations in self._conversations:
+            if (messages := conversations.newest_messages(trajectory_id)) is not None:
+                return messages
+        return None
+
     def note_unread(self, turn_id: str) -> None:
         """Take in that a client left without reading an answer: a retry of its call gets it."""
         for conversations in self._conversations:

@@ -1,0 +1,3 @@
+"""Values of settings that do not take every value of their type (tests/lint/test_settings.py)."""
+
+CHANGED = {"flow_of": "clerk=enforce"}
