@@ -51,10 +51,15 @@ def call_room(
 
 
 def _needs(room: type, settings: Settings, source: Source, stack: ExitStack) -> list[Any]:
-    """Return what a room is made with: the settings, the log as it knows it, and context managers of the settings."""
+    """Return what a room is made with: the settings, the log as it knows it, and context managers of the settings.
+
+    A parameter with a default is for servers alone.
+    """
     types, needs = get_type_hints(vars(room)["__init__"]), list[Any]()
-    for name in inspect.signature(room).parameters:
+    for name, parameter in inspect.signature(room).parameters.items():
         kind = types.get(name, OpenLog)
+        if parameter.default is not parameter.empty:
+            continue
         if name == "settings":
             needs.append(settings)
         elif kind is OpenLog:
