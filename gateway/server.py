@@ -51,9 +51,9 @@ from streams.kafka.retry import BrokerOutage
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.call_guard import CallGuard
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
+from streams.stages.agents.tool_guard import ToolGuard
 from streams.stages.tasks.line_steps import LineSteps
 from streams.tools.asking import give_feedback
 from streams.worker import garbage
@@ -167,7 +167,7 @@ def build_application(server: Server) -> ASGIApp:
     base, auth = server.base, server.base.authentication
     settings, rule = base.settings, base.settings.serve
     rooms = [
-        *agent_rooms(settings, base.recorder, LineSteps(base.log.states), lambda: base.call_guard),
+        *agent_rooms(settings, base.recorder, LineSteps(base.log.states), lambda: base.tool_guard),
         *log_rooms(settings, base.log),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
@@ -200,7 +200,7 @@ def agent_rooms(
     settings: Settings,
     recorder: Recorder,
     steps: LineSteps | None = None,
-    guard: Callable[[], CallGuard | None] = lambda: None,
+    guard: Callable[[], ToolGuard | None] = lambda: None,
 ) -> list[object]:
     """Return the rooms that agents call; `steps` find the prompts that calls name, `guard` decides about theirs."""
     calls = AgentProtocols(recorder, settings.policy.name, steps, guard)

@@ -47,8 +47,8 @@ from schemas.events import Message
 from streams.engines.token_stream import ORIGIN
 from streams.errors import CallError
 from streams.output import moment
-from streams.stages.agents.call_guard import CallGuard, GuardedCall, text_parts
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, PromptScores, ServedModel
+from streams.stages.agents.tool_guard import GuardedCall, ToolGuard, text_parts
 from streams.stages.tasks.line_steps import LineSteps
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class AgentProtocols:
         recorder: AnswersCalls,
         shared: str = "",
         steps: LineSteps | None = None,
-        guard: Callable[[], CallGuard | None] = lambda: None,
+        guard: Callable[[], ToolGuard | None] = lambda: None,
     ) -> None:
         """`shared`: the policy of every tenant; `steps`: find the prompts that calls name; `guard`: decides about the
         calls of tools in an answer, before its client gets them."""
@@ -346,7 +346,7 @@ async def _count_tokens(
 
 
 async def _guard_calls(
-    guard: CallGuard, call: ModelCall, begun: Begun, pieces: AsyncGenerator[Piece, None]
+    guard: ToolGuard, call: ModelCall, begun: Begun, pieces: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[Piece, None]:
     """Yield the pieces of an answer; one that calls a tool which may not be called now is not handed out.
 
@@ -361,7 +361,7 @@ async def _guard_calls(
         await pieces.aclose()
 
 
-def _check_calls(guard: CallGuard, call: ModelCall, begun: Begun, answer: Message) -> None:
+def _check_calls(guard: ToolGuard, call: ModelCall, begun: Begun, answer: Message) -> None:
     """Raise CallError if an answer calls a tool that may not be called after what its agent has read."""
     read = text_parts(call.messages)
     for made in answer.tool_calls:

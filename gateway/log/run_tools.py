@@ -16,7 +16,7 @@ from gateway.http.authentication import Authentication
 from schemas.events import AccessRole, RunCall
 from streams.access.roles import Principal, decide
 from streams.access.tenants.tenant_names import tenant_in, without_tenant
-from streams.stages.agents.call_guard import ToolFlow
+from streams.stages.agents.tool_guard import ToolFlow
 
 
 class CallableTool(NamedTuple):

@@ -23,9 +23,9 @@ from schemas.events import Tool
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import SettingsError
 from streams.settings.model import Settings
-from streams.stages.agents.call_guard import CallGuard
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.run_end import TrajectoryEnd
+from streams.stages.agents.tool_guard import ToolGuard
 
 P = TypeVar("P", bound="ServerPart")
 
@@ -59,9 +59,9 @@ class ServerBase:
         return next(filter(None, (part.run_tools() for part in self.parts)), None)
 
     @property
-    def call_guard(self) -> CallGuard | None:
+    def tool_guard(self) -> ToolGuard | None:
         """The guard of calls of tools, once every part is entered; None: all may be made."""
-        return next(filter(None, (part.call_guard() for part in self.parts)), None)
+        return next(filter(None, (part.tool_guard() for part in self.parts)), None)
 
     def part(self, kind: type[P]) -> P:
         """Return the part of another plugin, which the caller's plugin requires."""
@@ -102,7 +102,7 @@ class ServerPart:
         """Return the registered tools that runs of agents call. One plugin's part at most has this."""
         return None
 
-    def call_guard(self) -> CallGuard | None:
+    def tool_guard(self) -> ToolGuard | None:
         """Return what decides about calls of tools. One plugin's part at most has this."""
         return None
 

@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     name="guardrails",
     topics="plugins.guardrails.topics:TOPICS",
     settings="plugins.guardrails.guardrail_settings:Guardrails",
-    serves="plugins.guardrails.rooms.guardrail_part:GuardrailPart",
+    serves="plugins.guardrails.guardrail_part:GuardrailPart",
     actions={
         "guardrails.check": ("viewer", "submitter", "trainer", "promoter"),
         "guardrails.consent": ("promoter",),

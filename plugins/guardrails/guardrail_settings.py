@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from fnmatch import fnmatchcase
 
 from pydantic import Field, field_validator
 
-from plugins.guardrails.tool_patterns import read_patterns
+from plugins.guardrails.flow.flow_rule import FlowMode, FlowRule
+from plugins.guardrails.flow.tool_patterns import read_patterns
 from streams.settings.model import Section
 
-FlowMode = Literal["off", "monitor", "enforce"]
 _TOOLS = "comma separated patterns of TOOL or AGENT/TOOL"
 
 
@@ -46,17 +46,28 @@ class Guardrails(Section):
     @field_validator("flow_of")
     @classmethod
     def _is_list_of_modes(cls, text: str) -> str:
-        for pattern, mode in _modes(text):
+        for pattern, mode in _flow_modes(text):
             if not pattern or mode not in ("off", "monitor", "enforce"):
                 raise ValueError(f"{pattern}={mode}: expected AGENT=off, AGENT=monitor or AGENT=enforce")
         return text
 
     @property
-    def flow_by_agent(self) -> list[tuple[str, FlowMode]]:
-        """The patterns of agents with a mode of their own, the first that fits first."""
-        return _modes(self.flow_of)
+    def has_flow(self) -> bool:
+        """Whether the rule by flow decides about the calls of any agent."""
+        return self.flow != "off" or any(mode != "off" for _, mode in _flow_modes(self.flow_of))
+
+    @property
+    def flow_rule(self) -> FlowRule:
+        """The rule by flow."""
+        names = ("untrusted", "needs_consent", "refused", "always_allowed")
+        return FlowRule(**{name: read_patterns(getattr(self, name)) for name in names})
+
+    def flow_mode(self, agent_id: str) -> FlowMode:
+        """Return the mode of the rule by flow for an agent."""
+        modes = _flow_modes(self.flow_of)
+        return next((mode for pattern, mode in modes if fnmatchcase(agent_id, pattern)), self.flow)
 
 
-def _modes(text: str) -> list[tuple[str, FlowMode]]:
+def _flow_modes(text: str) -> list[tuple[str, FlowMode]]:
     parts = (part.strip().rpartition("=") for part in text.split(",") if part.strip())
     return [(pattern, mode) for pattern, _, mode in parts]  # type: ignore[misc]  # _is_list_of_modes checks them

@@ -68,7 +68,7 @@ class ThreadPart(ServerPart):
         ]
 
     def _call_places(self) -> CallPlaces:
-        return CallPlaces(self._base.run_tools, self._base.authentication, self._agents, self._base.call_guard)
+        return CallPlaces(self._base.run_tools, self._base.authentication, self._agents, self._base.tool_guard)
 
     def _read_task_threads(self) -> TaskThreadLog:
         """Return every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read."""

@@ -14,29 +14,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from gateway.log.run_tools import RunTools
-from plugins.guardrails.flow.flow_rule import FlowRule
-from plugins.guardrails.guardrail_settings import FlowMode, Guardrails
-from plugins.guardrails.tool_patterns import read_patterns
+from plugins.guardrails.flow.flow_rule import FlowMode, FlowRule
 from schemas.events import GuardrailMode, GuardrailVerdict, derive_id
 from streams.access.tenants.tenant_names import tenant_in
 from streams.kafka import times
-from streams.stages.agents.call_guard import ALLOWED, CallRuling, GuardedCall, ToolFlow
+from streams.stages.agents.tool_guard import ALLOWED, CallRuling, GuardedCall, ToolFlow
 
 RULE = "flow/1"
+ModeOf = Callable[[str], FlowMode]
+"""Returns the mode of an agent."""
 MODES: dict[FlowMode, GuardrailMode] = {"monitor": "monitor", "enforce": "block"}
-
-
-def rule_of(settings: Guardrails) -> FlowRule:
-    """Return the rule of a deployment."""
-    return FlowRule(
-        untrusted=read_patterns(settings.untrusted),
-        needs_consent=read_patterns(settings.needs_consent),
-        refused=read_patterns(settings.refused),
-        always_allowed=read_patterns(settings.always_allowed),
-    )
 
 
 class FlowGuard:
@@ -44,12 +33,13 @@ class FlowGuard:
 
     def __init__(
         self,
-        settings: Guardrails,
+        rule: FlowRule,
+        mode: ModeOf,
         record: Callable[[GuardrailVerdict], None],
         tools: Callable[[], RunTools | None] = lambda: None,
     ) -> None:
         """`record` raises LogError if the log does not take a verdict."""
-        self._settings, self._rule, self._record, self._tools = settings, rule_of(settings), record, tools
+        self._rule, self._mode, self._record, self._tools = rule, mode, record, tools
         self._lock = threading.Lock()
         self._consents: dict[tuple[str, str, str], str] = {}
         """The actors of consents, by agent, conversation and tool."""
@@ -103,10 +93,6 @@ class FlowGuard:
         )
         with self._lock:
             self._consents[agent_id, conversation, tool] = actor
-
-    def _mode(self, agent_id: str) -> FlowMode:
-        modes = self._settings.flow_by_agent
-        return next((mode for pattern, mode in modes if fnmatchcase(agent_id, pattern)), self._settings.flow)
 
     def _decide(self, call: GuardedCall) -> CallRuling:
         tenant = tenant_in(call.agent_id)

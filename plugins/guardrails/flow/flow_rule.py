@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from plugins.guardrails.tool_patterns import ToolPattern
+from plugins.guardrails.flow.tool_patterns import ToolPattern
 from schemas import json_text
-from streams.stages.agents.call_guard import ALLOWED, CallRuling, GuardedCall, ReadPart, ToolFlow
+from streams.stages.agents.tool_guard import ALLOWED, CallRuling, GuardedCall, ReadPart, ToolFlow
 
+FlowMode = Literal["off", "monitor", "enforce"]
 SHORTEST = 3
 """Characters of a value that the user may have named; a shorter one, as a number of a day, stands there by chance."""
 MOST_NAMED = 8

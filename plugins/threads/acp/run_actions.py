@@ -1,7 +1,7 @@
 """The calls that a run makes: of the registered tools of its agent, those of one answer at once, each recorded.
 
     answer with calls ──► the client's tool: run_paused, results      a tool that needs consent: run_paused, consent
-                     ├──► CallGuard: allowed, consent or refused, by what the run has read
+                     ├──► ToolGuard: allowed, consent or refused, by what the run has read
                      └──► RunTools, with the rights of the run's caller ──► call_begun ──► call_ended: the result
 
 After kill -9 the next server finds a call that was begun and has no end. It is made again if its entry is idempotent;
@@ -38,7 +38,7 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
 from schemas.tool_text import INPUT_REQUIRED
 from streams.errors import CallError, LogError, StreamwardError
-from streams.stages.agents.call_guard import ALLOWED, CallGuard, CallRuling, GuardedCall, ReadPart, text_parts
+from streams.stages.agents.tool_guard import ALLOWED, CallRuling, GuardedCall, ReadPart, ToolGuard, text_parts
 
 ACTOR = "serve"
 """The actor of the events that a server writes about runs."""
@@ -62,7 +62,7 @@ class CallPlaces(NamedTuple):
     authentication: Authentication | None
     agents: KnownAgents | None = None
     """Those that may be tools; None: there are none."""
-    guard: CallGuard | None = None
+    guard: ToolGuard | None = None
     """The guard of calls, by what a run has read; None: all may be made."""
 
 

@@ -2,7 +2,7 @@
 
     {tool_id, endpoint} ──► ToolCaller: its description ──► ToolLog ──► added                     POST /mcp/tools
     {digest, reason} ──► accepted, or 409 if it is described otherwise by now                      POST …/{id}/accept
-    {arguments} ──► CallGuard ──► ToolCaller, if the description is the accepted one ──► text       POST …/{id}/invoke
+    {arguments} ──► ToolGuard ──► ToolCaller, if the description is the accepted one ──► text       POST …/{id}/invoke
     {calls: [{tool, arguments}, …]} ──► one event for each answer, as it comes                     POST /mcp/stream
 
 A tenant's entry has the tenant's name before its own, as its agents have; it sees and calls no other, and adds none,
@@ -43,8 +43,8 @@ from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
-from streams.stages.agents.call_guard import CallGuard, CallRuling, GuardedCall, text_parts
 from streams.stages.agents.registered_agents import agent_registry
+from streams.stages.agents.tool_guard import CallRuling, GuardedCall, ToolGuard, text_parts
 
 LISTED = "GET /mcp/tools lists tools"
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
@@ -175,7 +175,7 @@ class RegisteredTools:
         log: OpenLog,
         caller: ToolCaller,
         recorder: KnowsConversations | None = None,
-        guard: Callable[[], CallGuard | None] = lambda: None,
+        guard: Callable[[], ToolGuard | None] = lambda: None,
     ) -> None:
         """`guard` decides about calls, by what `recorder` knows that their callers have read."""
         self._settings, self._log, self._caller = settings, log, caller

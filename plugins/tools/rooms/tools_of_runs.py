@@ -18,7 +18,7 @@ from streams.access.credentials import mask
 from streams.access.roles import Principal
 from streams.access.tenants.tenant_names import own_of
 from streams.errors import EventError, NotFoundError, RefusedError
-from streams.stages.agents.call_guard import ToolFlow
+from streams.stages.agents.tool_guard import ToolFlow
 
 
 class ToolsOfRuns:

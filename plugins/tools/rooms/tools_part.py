@@ -65,7 +65,7 @@ class ToolsPart(ServerPart):
     def rooms(self) -> list[object]:
         settings, log = self._base.settings, self._base.log
         base = self._base
-        registered = RegisteredTools(settings, log, self._caller, base.recorder, lambda: base.call_guard)
+        registered = RegisteredTools(settings, log, self._caller, base.recorder, lambda: base.tool_guard)
         return [registered, EnvironmentTrials(settings, log)]
 
     def run_tools(self) -> ToolsOfRuns:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plugins.guardrails.flow.flow_rule import FlowRule
-from plugins.guardrails.tool_patterns import ToolPattern, read_patterns
-from streams.stages.agents.call_guard import GuardedCall, ReadPart
+from plugins.guardrails.flow.tool_patterns import ToolPattern, read_patterns
+from streams.stages.agents.tool_guard import GuardedCall, ReadPart
 from tests.plugins.guardrails import agentdojo
 
 RECORDED = Path(__file__).with_name("flow_agentdojo.json")

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from plugins.guardrails.flow.flow_guard import FlowGuard
 from plugins.guardrails.flow.flow_rule import FlowRule
+from plugins.guardrails.flow.tool_patterns import read_patterns
 from plugins.guardrails.guardrail_settings import Guardrails
-from plugins.guardrails.tool_patterns import read_patterns
 from schemas.events import GuardrailVerdict, Message, ToolCall
-from streams.stages.agents.call_guard import GuardedCall, ReadPart, ToolFlow, text_parts
+from streams.stages.agents.tool_guard import GuardedCall, ReadPart, ToolFlow, text_parts
 from tests.plugins.guardrails.flow_agentdojo import RULES, count, read_recorded
 
 RULE = FlowRule(
@@ -39,6 +39,11 @@ def call(tool: str, *read: ReadPart, **changes: Any) -> GuardedCall:
         read=(USER, *read),
     )
     return replace(made, **changes)
+
+
+def guard_of(verdicts: list[GuardrailVerdict], **fields: Any) -> FlowGuard:
+    rule = Guardrails(**fields)
+    return FlowGuard(rule.flow_rule, rule.flow_mode, verdicts.append)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,7 @@ def test_each_part_of_a_conversation_has_its_source() -> None:
 @pytest.mark.parametrize(("mode", "outcome"), [("monitor", "allowed"), ("enforce", "consent")])
 def test_every_verdict_on_a_tool_that_acts_is_an_event_without_text(mode: Any, outcome: str) -> None:
     verdicts: list[GuardrailVerdict] = []
-    guard = FlowGuard(Guardrails(flow=mode, untrusted="read_mail", needs_consent="pay"), verdicts.append)
+    guard = guard_of(verdicts, flow=mode, untrusted="read_mail", needs_consent="pay")
     assert guard.decide(call("lookup", MAIL)).outcome == "allowed"
     assert guard.decide(call("pay", MAIL, arguments='{"to": "eve@evil.example"}')).outcome == outcome
     [verdict] = verdicts
@@ -115,7 +120,7 @@ def test_every_verdict_on_a_tool_that_acts_is_an_event_without_text(mode: Any, o
 
 def test_a_consent_is_for_one_call_of_one_tool_in_one_conversation() -> None:
     verdicts: list[GuardrailVerdict] = []
-    guard = FlowGuard(Guardrails(flow="enforce", untrusted="read_mail", needs_consent="pay, send"), verdicts.append)
+    guard = guard_of(verdicts, flow="enforce", untrusted="read_mail", needs_consent="pay, send")
     guard.consent("clerk", "run-1", "pay", "user:ada", "she was asked")
     assert guard.decide(call("pay", MAIL, conversation="run-2")).outcome == "consent"
     assert guard.decide(call("send", MAIL)).outcome == "consent"
@@ -128,10 +133,10 @@ def test_a_consent_is_for_one_call_of_one_tool_in_one_conversation() -> None:
 def test_an_agent_may_have_another_mode_and_by_default_nothing_is_decided() -> None:
     verdicts: list[GuardrailVerdict] = []
     lists = {"untrusted": "read_mail", "needs_consent": "pay"}
-    by_agent = FlowGuard(Guardrails(flow_of="acme.*=enforce, clerk=off", flow="monitor", **lists), verdicts.append)
+    by_agent = guard_of(verdicts, flow_of="acme.*=enforce, clerk=off", flow="monitor", **lists)
     assert by_agent.decide(call("pay", MAIL, agent_id="acme.x")).outcome == "consent"
     assert by_agent.decide(call("pay", MAIL)).outcome == "allowed"
-    assert FlowGuard(Guardrails(**lists), verdicts.append).decide(call("pay", MAIL)).outcome == "allowed"
+    assert guard_of(verdicts, **lists).decide(call("pay", MAIL)).outcome == "allowed"
     assert len(verdicts) == 1
 
 

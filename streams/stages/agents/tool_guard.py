@@ -1,6 +1,6 @@
 """Whether a tool may be called after what its caller has read: asked at each door through which calls go.
 
-    ServerPart.call_guard ──► CallGuard ◄── GuardedCall ◄── runs of threads, /mcp/registered, answers to agents
+    ServerPart.tool_guard ──► ToolGuard ◄── GuardedCall ◄── runs of threads, /mcp/registered, answers to agents
                                   └──► CallRuling: allowed, consent or refused, with the reason
 
 Every message says where its text is from: system, user, or the tool by name whose result it is.
@@ -72,7 +72,7 @@ class CallRuling(NamedTuple):
 ALLOWED = CallRuling("allowed", "")
 
 
-class CallGuard(Protocol):
+class ToolGuard(Protocol):
     """Decides about calls. Methods may be called from any thread."""
 
     def decide(self, call: GuardedCall) -> CallRuling:
