@@ -30,6 +30,7 @@ from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
+from gateway.log.loop_motion import LoopState
 from gateway.log.open_log import OpenLog
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
@@ -219,6 +220,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         Statements(log),
         PublishedAdapters(settings),
         UploadedFiles(settings.adapters.store),
+        LoopState(settings),
     ]
 
 

@@ -22,6 +22,7 @@ from gateway.http.principal import decide_at_door, principal_of
 from gateway.http.route import PLAIN, Reply, Route, RouteTable, routes_of
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
+from gateway.log.loop_motion import LoopState
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
@@ -95,6 +96,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     UploadedFiles,
+    LoopState,
     OwnPermissions,
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 def status(call: AppContext, output: str) -> None:
     """Show the whole loop on one screen.
 
-    Shows which processes are alive and what each waits for, the serving versions and what the last step taught, failing
-    and paused scorers, transactions that keep readers waiting, and drops. It reads the log and changes nothing. A
-    process is alive while it is a member of its consumer group. Drops are those of the last hour: dead letters, and
-    groups that were not trained on, with the reason.
+    Shows whether each policy moves or is stuck, which processes are alive and what each waits for, the serving versions
+    and what the last step taught, failing and paused scorers, transactions that keep readers waiting, and drops. It
+    reads the log and changes nothing. A process is alive while it is a member of its consumer group. Drops are those of
+    the last hour: dead letters, and groups that were not trained on, with the reason.
     """
+    from streams.kafka import times
     from streams.tools import status as loop
     from streams.tools.doctor import disk
+    from streams.tools.standstill import standstills
 
-    state = loop.look(call.settings)
+    now_ms = times.now_ms()
+    state = loop.look(call.settings, now_ms=now_ms)
     plain = _plain(call, state, list(disk(call.settings)))
+    rows = standstills(call.settings, state, now_ms)
+    plain["motion"] = [{"policy": row.policy, "motion": row.motion, "text": str(row)} for row in rows]
     plain["diagnoses"] = {name: str(diagnosis) for name, diagnosis in loop.diagnoses(call.settings, state).items()}
     if output == "json":
         from streams import output as show
@@ -81,6 +86,8 @@ def _show(state: dict[str, Any]) -> None:
     from streams import output as show
 
     print(f"{state['prefix']}* at {state['bootstrap']}\n")
+    for row in state["motion"]:
+        print(f"{show.printable(row['text'])}\n")
     if state["ended"]:
         run = f"`streamward {state['ended']}`"
         print(f"{run} has ended with all its processes; run it again to continue from the log.\n")

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.conventions import OUTSIDE
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, Task
 from schemas.serde import Poison
 from streams.adapters.admission.admission import Admission
 from streams.adapters.admission.held_back import waits_for
@@ -51,6 +51,8 @@ WINDOW_S = 3600
 GROUPS_READ = 2000
 LETTERS_READ = 250
 """Newest dead letters of each partition in which failing and paused scorers are looked for."""
+ANSWERS_READ = 10
+"""Newest records of each partition of answers and rewards, of which the time is noted."""
 TASKS_READ = 250
 """Newest tasks of each partition that are read: a task may be all there is of a policy. What waits before them counts
 for every policy."""
@@ -113,6 +115,8 @@ class PolicyStatus:
     """Offset of the first group of each of the newest batches."""
     newest_ms: int | None = None
     """When its newest group or batch was recorded."""
+    moved_ms: int | None = None
+    """When its newest answer, group, batch or adapter event was recorded."""
     stalled: list[StalledGroup] = field(default_factory=list)
     """Its groups of the window that lack a score."""
 
@@ -134,6 +138,11 @@ class PolicyStatus:
     def note(self, recorded_ms: int) -> None:
         """Note when a group or batch was recorded."""
         self.newest_ms = max(self.newest_ms or 0, recorded_ms)
+        self.note_moved(recorded_ms)
+
+    def note_moved(self, recorded_ms: int) -> None:
+        """Note when any record of its loop was written."""
+        self.moved_ms = max(self.moved_ms or 0, recorded_ms)
 
     def take_batch(self, batch: Batch) -> None:
         """Fold a batch."""
@@ -166,6 +175,10 @@ class LoopStatus:
     """Scorers that left answers of the window without a score."""
     transactions: list[OpenTransaction] = field(default_factory=list)
     """Those of other programs that are open, and keep readers waiting."""
+    scored_ms: int | None = None
+    """When the newest reward of any policy was recorded."""
+    unread_answers: int = 0
+    """Answers and rewards that the stream worker has not read."""
 
 
 def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
@@ -189,6 +202,7 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     for record, event in _events(settings, bounds, ["adapters", "batches"]):
         if isinstance(event, AdapterEvent) and event.policy in versions:
             versions[event.policy].take(event)
+            policies[event.policy].note_moved(record.timestamp_ms)
         else:
             _take(policies, record, event, dropped, since_ms)
     for name, of_policy in versions.items():
@@ -205,6 +219,12 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
         if isinstance(event, DeadLetter) and event.reason == PAUSED_REASON:
             held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
             paused |= [paused_scorer(event)] if held else []
+    scored_ms = None
+    for record, event in _newest_events(settings, bounds, ["responses", "rewards"]):
+        if isinstance(event, Response) and event.policy in policies:
+            policies[event.policy].note_moved(record.timestamp_ms)
+        elif isinstance(event, Reward):
+            scored_ms = max(scored_ms or 0, record.timestamp_ms)
     for name, policy in policies.items():
         policy.stalled = lacking_scores.of(name)
     processes = [
@@ -218,6 +238,8 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
         list(paused.values()),
         failures.scorers(),
         admin.open_transactions(settings, LABELS),
+        scored_ms,
+        _lag(settings, ("responses", "rewards"), "streams", bounds, positions),
     )
 
 
@@ -266,6 +288,11 @@ def _events(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[t
         event = record.decode(kinds[record.at.topic])
         if not isinstance(event, Poison):
             yield record, event
+
+
+def _newest_events(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[tuple[Record, Event]]:
+    newest = {tp: (max(first, end - ANSWERS_READ), end) for tp, (first, end) in bounds.items()}
+    return _events(settings, newest, labels)
 
 
 def _newest_tasks(settings: Settings, bounds: Bounds) -> NewestTasks:
@@ -357,7 +384,7 @@ def _processes(
         if policy is not None and kind == "trainer":
             lag = policy.waiting_batches
         else:
-            lag = _lag(settings, kind, group, bounds, positions)
+            lag = _lag(settings, READS[kind], group, bounds, positions)
         if kind == "policy":
             lag -= _of_others(tasks, name, _committed(group, positions))
         members = tuple(alive.get(group, ()))
@@ -373,10 +400,12 @@ def _serving(settings: Settings, own: GroupScope, alive: Mapping[str, list[str]]
     return max(fleets, key=lambda group: len(alive[group]), default=own.group)
 
 
-def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: list[offsets.Position]) -> int:
+def _lag(
+    settings: Settings, labels: Iterable[str], group: str, bounds: Bounds, positions: list[offsets.Position]
+) -> int:
     """Return how many records a group has not committed; a partition without a commit counts whole."""
     committed = _committed(group, positions)
-    names = {topics(settings.topics)[label].name for label in READS[kind]}
+    names = {topics(settings.topics)[label].name for label in labels}
     return sum(
         max(0, end - max(first, committed.get(tp, first))) for tp, (first, end) in bounds.items() if tp[0] in names
     )
@@ -408,13 +437,14 @@ def _agents(
             if (task.agent, task.policy) == (name, policy) and offset >= committed.get(tp, 0)
         ]
         oldest_s = max(0.0, (now_ms - min(waiting, default=now_ms)) / 1000)
-        says = f"{len(waiting)} tasks to run, the oldest for {_duration(oldest_s)}" if waiting else "waits for tasks"
+        says = f"{len(waiting)} tasks to run, the oldest for {duration(oldest_s)}" if waiting else "waits for tasks"
         if not members:
             says = f"nobody: start {start_command('agents', policy, name)} ({says})"
         yield ProcessStatus("agents", policy, len(members), members, len(waiting), says, name, oldest_s)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in the largest of h, min and s that it has."""
     unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
     return f"{seconds / unit:.0f} {name}"
 
@@ -458,4 +488,4 @@ def _waits_for(kind: str, policy: PolicyStatus | None, lag: int, settings: Setti
     if not lag:
         return "waits for tasks"
     held = waits_for(policy.router, admission, policy.state.primary)
-    return f"up to {lag} tasks to answer" + ("" if held is None else f"; train tasks wait for {held}")
+    return f"up to {lag} tasks to answer" if held is None else f"held back: up to {lag} tasks wait for {held}"

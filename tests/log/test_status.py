@@ -6,12 +6,15 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.log.loop_motion import LoopState
+from gateway.log.own_call import call_room
 from schemas.events import DeadLetter, DroppedGroup, Response
 from streams.cli.root import cli
 from streams.demo.settings_file import leave_settings
@@ -21,8 +24,10 @@ from streams.kafka.times import now_ms
 from streams.settings.load import ENV_CONFIG, to_env
 from streams.settings.model import Batches, Serve, Settings
 from streams.stages.scoring.breaker import GROUP_WAITS, PAUSED, PAUSED_REASON
+from streams.tools.standstill import standstills
 from streams.tools.status import look
 from streams.tools.unreachable_tasks import unreached
+from streams.tools.waiting import clock
 from tests.support.commands import invoke
 from tests.support.factories import batch, group, member, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
@@ -78,13 +83,13 @@ def test_train_tasks_that_no_trainer_lets_in_are_seen_as_held_back(made: Setting
     found = processes(settings)
     assert found["policy lab"]["lag"] == 3
     assert (
-        "up to 3 tasks to answer; train tasks wait for the trainer: batch 0 is cut and not trained (`streamward train`)"
+        "held back: up to 3 tasks wait for the trainer: batch 0 is cut and not trained (`streamward train`)"
         in (found["policy lab"]["waits_for"])
     )
     assert "start `streamward --set policy.name=lab train` (1 batches to train)" in found["trainer lab"]["waits_for"]
     write(settings, trained(1, policy="lab"), promoted(1, policy="lab"))
     assert "up to 3 tasks to answer" in processes(settings)["policy lab"]["waits_for"]
-    assert "train tasks wait" not in processes(settings)["policy lab"]["waits_for"]
+    assert "held back" not in processes(settings)["policy lab"]["waits_for"]
     (row,) = shown(settings)["policies"]
     assert (row["policy"], row["primary"], row["newest"], row["batches"], row["waiting_batches"]) == ("lab", 1, 1, 1, 0)
 
@@ -265,3 +270,46 @@ def test_a_trainer_and_an_agent_count_while_they_are_members_of_their_groups(mad
         (where,) = processes(made)["trainer default"]["members"]
         assert where.endswith("127.0.0.1")
     assert {row["alive"] for row in processes(made).values()} == {0}
+
+
+def test_a_policy_without_a_trainer_is_stuck_in_the_same_words_for_status_and_rest(made: Settings) -> None:
+    write(made, task(), response(), batch())
+    now = now_ms()
+    (fresh,) = standstills(made, look(made, now_ms=now), now)
+    assert fresh.motion == "moves"
+    later = now + 600_000
+    (row,) = standstills(made, look(made, now_ms=later), later)
+    assert row.motion == "stuck" and row.since_ms is not None and now - 60_000 < row.since_ms <= now
+    assert f"default is stuck since {clock(row.since_ms)} (10 min): 1 batch waits for trainer, and no process" in str(
+        row
+    )
+    assert str(row).endswith("What to do: start `streamward train`")
+    (shown_row,) = shown(made)["motion"]
+    (answered,) = call_room(LoopState, "get_status", {}, made, actor="ann", source="live").data
+    assert (answered.policy, answered.motion, answered.waits_for) == ("default", "moves", row.cause.waits_for)
+    assert shown_row["motion"] == "moves" and "default moves" in run(made, "--output", "table").stdout
+
+
+def test_a_policy_with_nothing_to_do_is_idle_however_old_its_records_are(made: Settings) -> None:
+    write(made, batch(), trained(1), promoted(1))
+    later = now_ms() + 600_000
+    (row,) = standstills(made, look(made, now_ms=later), later)
+    assert row.motion == "idle" and str(row).startswith("default is idle: no task waits; newest record 10 min ago")
+
+
+def test_a_group_without_a_score_says_until_when_it_counts_and_what_to_do(made: Settings) -> None:
+    settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=0)})
+    write(settings, response())
+    record, _ = next(iter(read(settings, Response)))
+    error = f"own:own: it raised. {GROUP_WAITS}"
+    with member_of(settings, "scoring", ["responses"]) as agent:
+        while not agent.poll(timeout_s=0.2):
+            pass
+        agent.commit({(record.at.topic, record.at.partition): record.at.offset + 1})
+    write(settings, dead_letter(record, stage="scoring", reason="score_failed", error=error))
+    later = now_ms() + 60_000
+    state = look(settings, now_ms=later)
+    state.processes = [replace(process, alive=1) for process in state.processes]
+    (row,) = standstills(settings, state, later)
+    assert "the group of task t1 lacks a score (own:own: it raised); it is given up at 20" in str(row)
+    assert "streamward admin rescore --failed" in str(row)

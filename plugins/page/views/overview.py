@@ -1,4 +1,4 @@
-"""The overview: the place of every group, what was learnt, what waits for what, and the rate of records.
+"""The overview: whether anything is stuck, the place of every group, what was learnt, and the rate of records.
 
 tasks, responses, rewards, groups, batches, adapters ──► the place of each train task, counted by policy
 the list of groups                                     ──► how many taught nothing
@@ -9,19 +9,21 @@ every topic                                          ──► records, and how 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plugins.page.views.group_list import TAUGHT_NOTHING_SQL
 from streams.errors import StreamwardError
 from streams.evaluation.diagnosis import Diagnosis
+from streams.kafka import times
 from streams.kafka.topics import LABELS
 from streams.tools import status
 from streams.tools.query.views import identifier, name_of
+from streams.tools.standstill import Standstill, standstills
 from streams.tools.status import LoopStatus
 from streams.tools.views.log_view import LogSnapshot, LogView, Row
 from streams.tools.views.places import PLACES, PLACES_SQL
 
-RATE_MINUTES = 5
+RATE_S = 30
 """Over how long rates are taken."""
 
 
@@ -37,7 +39,9 @@ class WholeLogView:
     diagnoses: dict[str, Diagnosis]
     """By policy, why it learns nothing."""
     is_archive: bool
-    rate_minutes: int = RATE_MINUTES
+    standstills: list[Standstill] = field(default_factory=list)
+    """Whether each policy moves, the stuck ones first."""
+    rate_s: int = RATE_S
 
 
 @dataclass(frozen=True)
@@ -68,28 +72,30 @@ def _read(log: LogSnapshot) -> Overview:
     if log.rights.tenant is not None:
         return Overview(places, taught_nothing, None)
     records = log.rows(records_sql([label for label in LABELS if label not in log.rights.hidden]))
-    state, diagnoses, no_status = _read_status(log.view)
+    now_ms = times.now_ms()
+    state, diagnoses, no_status = _read_status(log.view, now_ms)
     is_archive = log.view.source == "archive"
-    whole = WholeLogView(records, log.left_out(), state, no_status, diagnoses, is_archive)
+    rows = [] if state is None else standstills(log.view.settings, state, now_ms)
+    whole = WholeLogView(records, log.left_out(), state, no_status, diagnoses, is_archive, rows)
     return Overview(places, taught_nothing, whole)
 
 
 def records_sql(labels: Sequence[str]) -> str:
     """Return the statement that counts the records of topics: all, and those of the last minutes."""
-    recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
+    recent = f"_timestamp > now() - INTERVAL {RATE_S} SECOND"
     return " UNION ALL ".join(
-        f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
+        f"SELECT '{label}' AS topic, count(*) AS records, 60.0 * count(*) FILTER ({recent}) / {RATE_S} AS per_minute, "  # noqa: S608
         f"max(_timestamp) AS newest FROM {identifier(name_of(label))}"
         for label in labels
     )
 
 
-def _read_status(view: LogView) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
+def _read_status(view: LogView, now_ms: int) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
     """Return what `streamward status` shows, or why it cannot be read."""
     if view.source == "archive":
         return None, {}, "This is an archive: it says nothing of processes."
     try:
-        state = status.look(view.settings)
+        state = status.look(view.settings, now_ms=now_ms)
         return state, status.diagnoses(view.settings, state), None
     except StreamwardError as exc:
         return None, {}, str(exc)
