@@ -277,4 +277,4 @@ def job_pages(_: LogView) -> tuple[ViewPage, ...]:
     return (ViewPage("", "jobs.html", list_jobs), ViewPage("/{job_id:path}", "job.html", find_job))
 
 
-SECTIONS = (ViewSection("jobs", "Jobs", "plugins.jobs", job_pages),)
+SECTIONS = (ViewSection("jobs", "Jobs", "plugins.jobs", job_pages, ids={"job_id": "jobs"}),)

@@ -8,7 +8,7 @@
       /policies/NAME            decisions, curves        /live, /sql         records as they are written; a statement
     /dead-letters             what could not be used
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
-    /lists/NAME               a list of a plugin's       /jobs, …            sections of plugins: view_section.py
+    /lists/NAME, …/KEY        a list of a plugin's       /jobs, …            sections of plugins: view_section.py
 
 streams/tools/views decides what is shown; this module only renders it. `streamward page` is read-only. In the server of
 agents (mount.py) a principal may decide about versions, dead letters and runs, if its role allows, after a login where
@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -62,7 +63,7 @@ from streams.errors import CallError, LogError, NotFoundError, RefusedError, Set
 from streams.tools.query.view_list import view_lists
 from streams.tools.views import explanation, run_list
 from streams.tools.views.curve import Over
-from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
+from streams.tools.views.log_view import LogReader, LogSnapshot, LogView, Row
 from streams.tools.views.side_by_side import TokenTexts
 from streams.tools.views.view_section import PageForm, ViewPage
 
@@ -144,6 +145,7 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None, *, decid
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
         *page("/lists/{name}", "list.html", _list),
+        *page("/lists/{name}/{key:path}", "listed_row.html", by_path(plugin_list.find_listed_row)),
         *page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
         Mount("/static", StaticFiles(directory=STATIC)),
         *(
@@ -195,11 +197,21 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
         reward=limits("reward"),
         spread=limits("spread"),
         tokens=limits("tokens"),
+        longest=limits("longest"),
+        sort=query.get("sort", ""),
         until=whole_number(query.get("until", ""), "until"),
     )
 
 
-def _runs(log: LogSnapshot, request: Request) -> run_list.ListedRuns:
+@dataclass(frozen=True)
+class RunsPage(run_list.ListedRuns):
+    """Some runs, with what they were asked and answered."""
+
+    texts: Mapping[str, Row]
+    """The beginnings of `question` and `answer`, by answer_id."""
+
+
+def _runs(log: LogSnapshot, request: Request) -> RunsPage:
     query = request.query_params
     chosen = run_list.RunFilter(
         agent=query.get("agent", ""),
@@ -210,8 +222,10 @@ def _runs(log: LogSnapshot, request: Request) -> run_list.ListedRuns:
         purpose=query.get("purpose", ""),
         failed_tools=bool(query.get("failed_tools", "")),
         text=query.get("text", ""),
+        sort=query.get("sort", ""),
     )
-    return run_list.list_runs(log, chosen, _first(request))
+    listed = run_list.list_runs(log, chosen, _first(request))
+    return RunsPage(listed.chosen, listed.runs, run_list.run_texts(log, listed.runs.rows))
 
 
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:

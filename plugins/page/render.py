@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from gateway.http.principal import principal_of
 from plugins.page import chart
 from plugins.page.views.curves import OVER, suite_title
+from plugins.page.views.id_links import id_link
 from streams.access.roles import Action, Principal
 from streams.output import cell, moment as as_moment
 from streams.plugins.installed import extensions
@@ -119,7 +120,7 @@ def environment() -> Environment:
         "cell": partial(cell, as_sql=True),
         "path": path,
     }
-    env.filters |= {"suite": suite_title, "commands": commands}
+    env.filters |= {"suite": suite_title, "commands": commands, "id_link": id_link}
     env.globals |= {"bar": chart.bar_width, "svg": chart.svg, "legend": chart.legend, "place_notes": PLACE_NOTES}
     env.globals["overs"] = OVER
     return env

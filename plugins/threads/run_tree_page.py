@@ -115,4 +115,4 @@ def tree_pages(view: LogView) -> tuple[ViewPage, ...]:
     return ViewPage("", "run_trees.html", list_trees), WAITING_PAGE, ViewPage("/{run_id}", "run_tree.html", find_tree)
 
 
-SECTIONS = (ViewSection("run-trees", "Run trees", "plugins.threads", tree_pages),)
+SECTIONS = (ViewSection("run-trees", "Run trees", "plugins.threads", tree_pages, ids={"run_id": "run-trees"}),)

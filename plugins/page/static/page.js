@@ -45,6 +45,43 @@ for (const form of document.querySelectorAll("form.filters"))
     for (const [name, value] of [...formData]) if (value === "") formData.delete(name);
   });
 
+// A table that says data-sortable="NAME" is sorted by a click on a head, the largest first; the address keeps by which.
+const cellValue = (row, place) => row.cells[place]?.innerText.trim() ?? "";
+const asNumber = (text) => (/^[-+−]?[\d,.]+(e[-+]?\d+)?( %)?$/.test(text) ? Number(text.replace(/[, %]/g, "").replace("−", "-")) : NaN);
+const compare = (a, b) => {
+  const [first, second] = [asNumber(a), asNumber(b)];
+  return Number.isNaN(first) || Number.isNaN(second) ? a.localeCompare(b) : first - second;
+};
+const sortRows = (table, place, isDescending) => {
+  const isEmpty = (text) => text === "" || text === "–";
+  const rows = [...table.tBodies[0].rows].map((row) => [row, cellValue(row, place)]);
+  rows.sort(([, a], [, b]) => isEmpty(a) - isEmpty(b) || (isDescending ? compare(b, a) : compare(a, b)));
+  table.tBodies[0].append(...rows.map(([row]) => row));
+  [...table.tHead.rows[0].cells].forEach((head, number) =>
+    head.setAttribute("aria-sort", number !== place ? "none" : isDescending ? "descending" : "ascending"));
+};
+const makeSortable = () => {
+  for (const table of document.querySelectorAll("table[data-sortable]:not([data-heads])")) {
+    table.dataset.heads = "";
+    const key = `by-${table.dataset.sortable}`, heads = [...table.tHead.rows[0].cells];
+    for (const [place, head] of heads.entries()) {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: head.textContent });
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const isDescending = head.getAttribute("aria-sort") !== "descending", address = new URL(location.href);
+        sortRows(table, place, isDescending);
+        address.searchParams.set(key, (isDescending ? "-" : "") + button.textContent);
+        history.replaceState(null, "", address);
+      });
+    }
+    const chosen = new URL(location.href).searchParams.get(key) ?? "";
+    const place = heads.findIndex((head) => head.textContent === chosen.replace(/^-/, ""));
+    if (place >= 0) sortRows(table, place, chosen.startsWith("-"));
+  }
+};
+makeSortable();
+document.addEventListener("htmx:afterSwap", makeSortable);
+
 // Curves are drawn by uPlot in place of their pictures, and again at another width. They can be pointed at, all at once,
 // and a click leads to the groups behind a point.
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from streams.tools.query.views import literal
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL, outcome
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
+from streams.tools.views.sorting import Sorting
 from streams.tools.views.task import outcomes_sql
 
 PAGE_GROUPS = 100
@@ -22,6 +23,8 @@ PAGE_GROUPS = 100
 BEGINNING = 200
 """Characters of a question or an answer that the list has."""
 SHOWN_ANSWERS = 3
+GROUP_FIGURES = ("task_id", "reward_mean", "reward_std", "adapter_version", "scenario")
+"""Columns of groups that a list can be sorted by."""
 NAMES_LISTED = 200
 """Scenarios that the form suggests."""
 
@@ -42,11 +45,28 @@ ANSWERS_SQL = """
 """
 """Each answer once, without failed ones."""
 LENGTHS_SQL = """
-    SELECT task_id FROM (SELECT arg_min(task_id, _offset) AS task_id, arg_min(completion_tokens, _offset) AS
-        completion_tokens FROM responses WHERE coalesce(error, '') = '' GROUP BY response_id)
+    SELECT task_id, avg(completion_tokens) AS tokens, max(completion_tokens) AS longest FROM (
+        SELECT arg_min(task_id, _offset) AS task_id, arg_min(completion_tokens, _offset) AS completion_tokens
+        FROM responses WHERE coalesce(error, '') = '' GROUP BY response_id)
     GROUP BY task_id
 """
-"""The tasks of all answers, each counted once as in ANSWERS_SQL, in two thirds of its time."""
+"""The tasks of all answers and how long these are, each counted once as in ANSWERS_SQL, in two thirds of its time."""
+QUESTIONS_SQL = "SELECT task_id, arg_min(messages[-1].content, _offset) AS question FROM tasks GROUP BY task_id"
+SHORTEST_ID = 4
+"""The fewest characters of a search that are looked for in ids."""
+SORTED_BY = {
+    "task": "task_id",
+    "question": "question",
+    "reward": "reward_mean",
+    "spread": "reward_std",
+    "tokens": "tokens",
+    "longest": "longest",
+    "version": "adapter_version",
+    "scenario": "scenario",
+    "written": "_timestamp",
+}
+_JOINED = {"question": QUESTIONS_SQL, "tokens": LENGTHS_SQL, "longest": LENGTHS_SQL}
+"""What a column is looked up in that the groups themselves do not have."""
 
 
 def plain_number(value: float) -> str:
@@ -85,29 +105,41 @@ class GroupFilter:
     """The one that was made of them, in its own step."""
     scenario: str = ""
     text: str = ""
-    """In the last message of its task or in an answer, in upper or lower case."""
+    """In the last message of its task or in an answer, in upper or lower case, or the beginning of an id."""
     reward: Limits = ANY
     """Of the mean over its answers."""
     spread: Limits = ANY
     """Of the standard deviation of its rewards."""
     tokens: Limits = ANY
     """Of the mean length of its answers."""
+    longest: Limits = ANY
+    """Of the length of its longest answer."""
+    sort: str = ""
+    """A column of SORTED_BY, after a minus from the largest; empty: the newest first."""
     until: int | None = None
     """Written at this time or before, ms since the epoch: the pages of a list are of the same groups."""
 
     @property
+    def sorting(self) -> Sorting:
+        """The order of the list. Raises SettingsError for an unknown column."""
+        return Sorting(SORTED_BY, self.sort)
+
+    @property
     def sql(self) -> str:
-        """The statement of the positions of these groups, the newest first, each with how many there are in all."""
+        """The statement of the positions of these groups in their order, each with how many there are in all."""
         condition = " AND ".join(self._conditions()) or "true"
         if self.fate in FATES and self.fate != "all":
             groups = f"FROM ({outcomes_sql(condition)}) WHERE {FATES[self.fate]}"
         else:
             first = "row_number() OVER (PARTITION BY _partition, group_id ORDER BY _offset) = 1"
-            columns = "SELECT _partition, _offset, _timestamp"
+            columns = f"SELECT _partition, _offset, _timestamp{''.join(f', {name}' for name in GROUP_FIGURES)}"
             groups = f"FROM ({columns} FROM groups WHERE {condition} QUALIFY {first})"
+        lookup = _JOINED.get(self.sorting.column)
+        joined = "" if lookup is None else f" LEFT JOIN ({lookup}) USING (task_id)"
         return (
-            f"SELECT _partition, _offset, epoch_ms(_timestamp) AS written, count(*) OVER () AS listed {groups} "
-            "ORDER BY _timestamp DESC, _partition, _offset DESC"
+            "SELECT _partition, _offset, max(epoch_ms(_timestamp)) OVER () AS written, count(*) OVER () AS listed "  # noqa: S608
+            f"FROM (SELECT * {groups}){joined} "
+            f"ORDER BY {self.sorting.order('_timestamp DESC, _partition, _offset DESC')}"
         )
 
     @property
@@ -139,8 +171,8 @@ class GroupFilter:
         conditions += [*self.reward.conditions("reward_mean"), *self.spread.conditions("reward_std")]
         if self.text:
             conditions.append(f"task_id IN ({_with_text_sql(self.text)})")
-        if lengths := self.tokens.conditions("avg(completion_tokens)"):
-            conditions.append(f"task_id IN ({LENGTHS_SQL} HAVING {' AND '.join(lengths)})")
+        if lengths := [*self.tokens.conditions("tokens"), *self.longest.conditions("longest")]:
+            conditions.append(f"task_id IN (SELECT task_id FROM ({LENGTHS_SQL}) WHERE {' AND '.join(lengths)})")  # noqa: S608
         return conditions
 
 
@@ -148,8 +180,9 @@ class GroupFilter:
 class GroupList:
     """Groups, and what they can be narrowed to.
 
-    Each group has its `outcome`, `question`, `tokens` (mean length of its answers), `different` (how many answers
-    differ), and `answers`: the beginnings of the best, the second best and the worst, with `reward` and `times`.
+    Each group has its `outcome`, `question`, `tokens` (mean length of its answers), `longest` of them, `different` (how
+    many answers differ), and `answers`: the beginnings of the best, the second best and the worst, with `reward` and
+    `times`.
     """
 
     chosen: GroupFilter
@@ -204,6 +237,7 @@ def _in_words(group: Row, texts: dict[str, Row]) -> Row:
         "outcome": outcome(group),
         "question": of_task.get("question"),
         "tokens": of_task.get("tokens"),
+        "longest": of_task.get("longest"),
         "answers": shown,
         "different": len(answers),
     }
@@ -222,9 +256,13 @@ SELECT groups_partition, unnest(groups_offsets) FROM whole.batches SEMI JOIN (
 def _with_text_sql(text: str) -> str:
     """Return the statement of the tasks that have a text in their last message or in an answer."""
     searched = literal(text)
+    ids = ("tasks", "task_id"), ("groups", "task_id"), ("groups", "group_id"), ("responses", "response_id")
+    named = [f"SELECT task_id FROM {view} WHERE starts_with({name}, {searched})" for view, name in ids]  # noqa: S608
+    by_id = "".join(f" UNION ALL {sql}" for sql in named) if len(text) >= SHORTEST_ID else ""
     return (
         f"SELECT task_id FROM tasks WHERE contains(lower(messages[-1].content), lower({searched})) "  # noqa: S608
         f"UNION ALL SELECT task_id FROM responses WHERE contains(lower(text), lower({searched}))"
+        f"{by_id}"
     )
 
 
@@ -242,7 +280,7 @@ WITH question AS (
     SELECT m.response_id, m.reward FROM
     (SELECT unnest(members) AS m FROM groups WHERE {listed})
 ), answered AS ({ANSWERS_SQL.format(condition=condition)}), lengths AS (
-    SELECT task_id, avg(completion_tokens) AS tokens FROM answered GROUP BY task_id
+    SELECT task_id, avg(completion_tokens) AS tokens, max(completion_tokens) AS longest FROM answered GROUP BY task_id
 ), different AS (
     SELECT task_id, text, count(*) AS times, max(reward) AS reward
     FROM answered LEFT JOIN scored USING (response_id) GROUP BY task_id, text

@@ -20,6 +20,7 @@ from streams.settings.model import Settings
 from streams.tools.query.runs_view import failed_tools_sql, runs_sql, verdicts_sql
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import PAGE_ROWS, LogSnapshot, Row, RowPage
+from streams.tools.views.sorting import Sorting
 
 CHAT = "chat"
 """The scenario of runs without a task."""
@@ -38,16 +39,40 @@ SELECT trajectory_id, coalesce(metadata['conversation'], trajectory_id), task_id
 """
 """The first record of each run, with the conversation that it is of."""
 TEXTS_SQL = """
-SELECT trajectory_id AS run_id, lower(concat_ws(' ', list_aggregate(list_transform(messages, lambda m: m.content),
+SELECT trajectory_id AS run_id, [trajectory_id, task_id, turn_id] AS ids,
+    lower(concat_ws(' ', list_aggregate(list_transform(messages, lambda m: m.content),
     'string_agg', ' '), reply.content, list_aggregate(list_transform(reply.tool_calls, lambda c: c.arguments),
     'string_agg', ' '))) AS said FROM turns
 UNION ALL
-SELECT response_id, lower(text) FROM responses
+SELECT response_id, [response_id, task_id], lower(text) FROM responses
 UNION ALL
-SELECT response_id, lower(list_aggregate(list_transform(messages, lambda m: m.content), 'string_agg', ' '))
+SELECT response_id, NULL, lower(list_aggregate(list_transform(messages, lambda m: m.content), 'string_agg', ' '))
     FROM tasks JOIN responses USING (task_id)
 """
-"""Questions, answers and results of tools, by run."""
+"""Questions, answers and results of tools, by run, with its ids."""
+
+
+SHORTEST_ID = 6
+"""The fewest characters of a word that is looked for in ids."""
+BEGINNING = 200
+"""Characters of a question or an answer that a list has."""
+BEGAN = "began"
+SORTED_BY = {
+    BEGAN: "began_ms",
+    "agent": "agent_id",
+    "scenario": "scenario",
+    "version": "list_max(versions)",
+    "ended": "ending",
+    "turns": "turns",
+    "tools": "tool_calls",
+    "seconds": "latency_ms",
+    "tokens": "sampled_tokens",
+    "usd": "cost_usd",
+    "reward": "reward",
+    "feedback": "feedback",
+    "verdict": "verdict",
+}
+"""Columns that runs can be sorted by, and what view `runs` calls them."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +89,21 @@ class RunFilter:
     failed_tools: bool = False
     """Only runs in which a tool failed."""
     text: str = ""
-    """Words that questions, answers or results of tools have, in any order and in upper or lower case."""
+    """Words that questions, answers or results of tools have, in any order and in upper or lower case, or with which
+    an id of the run or of its task begins."""
+    sort: str = ""
+    """A column of SORTED_BY, after a minus from the largest; empty: the newest first."""
 
     def __post_init__(self) -> None:
+        self.sorting  # noqa: B018 - which raises
         for name, value, words in (("verdict", self.verdict, VERDICTS), ("purpose", self.purpose, PURPOSES)):
             if value and value not in words:
                 raise SettingsError(f"{name} is {value[:80]!r}; expected one of {', '.join(words)}")
+
+    @property
+    def sorting(self) -> Sorting:
+        """The order of the list. Raises SettingsError for an unknown column."""
+        return Sorting(SORTED_BY, self.sort)
 
     @property
     def query(self) -> dict[str, str]:
@@ -79,13 +113,18 @@ class RunFilter:
         return {name: texts[name] for name, value in chosen.items() if value not in ("", None, False)}
 
     def answers_sql(self, settings: Settings) -> str:
-        """Return the statement of these runs, the newest first, with the tasks of each."""
+        """Return the statement of these runs in their order, with the tasks of each."""
         condition = " AND ".join(self._conditions(settings)) or "true"
-        return (
+        chosen = (
             f"SELECT answer_id, list(DISTINCT task_id) AS task_ids FROM (SELECT *, {condition} AS is_chosen "  # noqa: S608
             f"FROM ({ANSWERS_SQL})) GROUP BY answer_id HAVING bool_or(is_chosen) "
             "ORDER BY max(row(_timestamp, -_partition, _offset)) DESC"
         )
+        if not self.sort:
+            return chosen
+        figures = f"SELECT answer_id, {self.sorting.columns[self.sorting.column]} AS figure FROM runs"  # noqa: S608
+        order = Sorting({self.sorting.column: "figure"}, self.sort).order("answer_id")
+        return f"SELECT c.* FROM ({chosen}) AS c LEFT JOIN ({figures}) USING (answer_id) ORDER BY {order}"  # noqa: S608
 
     def _conditions(self, settings: Settings) -> Iterator[str]:
         if self.agent:
@@ -110,8 +149,18 @@ class RunFilter:
         if self.failed_tools:
             yield f"answer_id IN ({failed_tools_sql(settings)})"
         if words := self.text.split():
-            has_all = " AND ".join(f"bool_or(contains(said, lower({literal(word)})))" for word in words)
+            has_all = " AND ".join(f"bool_or({_has_word(word)})" for word in words)
             yield f"run_id IN (SELECT run_id FROM ({TEXTS_SQL}) GROUP BY run_id HAVING {has_all})"  # noqa: S608
+
+
+def _has_word(word: str) -> str:
+    """Return the condition of a row of TEXTS_SQL that a word is in it."""
+    text = f"contains(said, lower({literal(word)}))"
+    return (
+        text
+        if len(word) < SHORTEST_ID
+        else f"({text} OR list_bool_or(list_transform(ids, lambda i: starts_with(i, {literal(word)}))))"
+    )
 
 
 @dataclass(frozen=True)
@@ -141,6 +190,33 @@ def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_
     rows = {row["answer_id"]: row for row in _rows(log, page.rows)}
     ids = [row["answer_id"] for row in page.rows]
     return ListedRuns(chosen, replace(page, rows=[rows[name] for name in ids if name in rows]))
+
+
+def run_texts(log: LogSnapshot, runs: Sequence[Row]) -> dict[str, Row]:
+    """Return the beginnings of `question` and `answer` of some runs, by their answer_id.
+
+    Of a run with turns: what was said last before the first, and what the last one answered.
+    """
+    of_run = {run_id: row["answer_id"] for row in runs for run_id in row["run_ids"]}
+    if not of_run:
+        return {}
+    names = ", ".join(map(literal, of_run))
+    rows = log.rows(f"""
+SELECT trajectory_id AS run_id, left(arg_min(messages[-1].content, row(_partition, _offset)), {BEGINNING}) AS question,
+    left(arg_max(reply.content, row(_partition, _offset)), {BEGINNING}) AS answer
+FROM turns WHERE trajectory_id IN ({names}) GROUP BY trajectory_id
+UNION ALL
+SELECT response_id, left(any_value(t.messages[-1].content), {BEGINNING}), left(any_value(r.text), {BEGINNING})
+FROM responses AS r LEFT JOIN tasks AS t USING (task_id)
+WHERE response_id IN ({names}) AND response_id NOT IN (SELECT trajectory_id FROM turns) GROUP BY response_id
+""")  # noqa: S608 - literals
+    by_run = {row["run_id"]: row for row in rows}
+    texts: dict[str, Row] = {}
+    for row in runs:
+        said = [by_run[run_id] for run_id in row["run_ids"] if run_id in by_run]
+        if said:
+            texts[row["answer_id"]] = {"question": said[0]["question"], "answer": said[-1]["answer"]}
+    return texts
 
 
 def find_row(log: LogSnapshot, run_id: str) -> Row | None:

@@ -6,8 +6,8 @@ form sent ──► may its sender? ──► PageForm.decide ──► the page
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streams.access.roles import Action
@@ -76,3 +76,5 @@ class ViewSection:
     """The package with a folder `templates`."""
     pages: Callable[[LogView], tuple[ViewPage, ...]]
     """Returns its pages of one log."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Columns of any list whose values lead to its pages, and what an address has before them: {"job_id": "jobs"}."""

@@ -318,6 +318,14 @@ def listed(client: TestClient, path: str) -> list[str]:
         ("spread_from=0.6", ["late"]),
         ("tokens_from=14", ["taught"]),
         ("tokens_to=1", ["late", "few"]),
+        ("longest_from=17", ["taught"]),  # one of its answers; their mean is less
+        ("longest_to=1&sort=task", ["few", "late"]),
+        ("sort=-longest&longest_from=9", ["taught", "easy", "flat"]),
+        ("sort=spread&spread_from=0.1", ["taught", "late"]),
+        ("sort=question&tokens_from=2", ["easy", "flat", "held", "taught"]),
+        ("sort=-task&fate=nothing", ["nobody", "late", "flat", "few", "easy"]),
+        ("text=taug", ["taught"]),  # which its id begins with
+        ("text=tau", []),
         ("fate=nothing&spread_from=0.1&text=8", ["late"]),
         ("policy=other", []),
         ("from=50", []),
@@ -329,11 +337,38 @@ def test_groups_are_narrowed_to_those_of_the_address(client: TestClient, query: 
     assert listed(client, f"/groups?{query}") == tasks
 
 
+def test_a_head_of_a_list_sorts_it_and_keeps_what_was_chosen(client: TestClient) -> None:
+    html = fetched(client, "/groups?spread_from=0.1&sort=-longest").text
+    heads = {head: direction for direction, head in re.findall(r'aria-sort="(\w+)"><a href="([^"]+)"', html)}
+    assert heads["/groups?spread_from=0.1&amp;sort=longest"] == "descending"  # and again the other way round
+    assert heads["/groups?spread_from=0.1&amp;sort=-written"] == "none"
+    assert '<input type="hidden" name="sort" value="-longest">' in html
+
+
+def test_runs_show_question_answer_and_outcome_and_are_found_by_an_id(client: TestClient) -> None:
+    text = words(client, "/runs?sort=-tokens")
+    first = text.partition("began")[2]
+    assert re.match(r"\W*4 \+ 7 = The sum is eleven completed 0 0 17 ", first)
+    longest = re.findall(r'href="/runs/([^"?]+)"', fetched(client, "/runs?sort=-tokens").text)[0]
+    assert re.findall(r'href="/runs/([^"?]+)"', client.get(f"/runs?text={longest[:8]}").text) == [longest]
+    assert len(re.findall(r'href="/runs/([^"?]+)"', client.get("/runs?text=taught").text)) == 4, "those of a task"
+
+
+def test_ids_in_results_and_records_are_links(client: TestClient) -> None:
+    sql = "SELECT task_id, response_id, policy, 'taught' AS other FROM responses LIMIT 1"
+    links = re.findall(r'<td data-label="(\w+)"><div><a href="([^"]+)"', client.get(f"/sql?q={sql}").text)
+    assert [name for name, _ in links] == ["task_id", "response_id", "policy"]
+    assert links[0][1] == "/tasks/taught" and links[2][1] == "/policies/default"
+    assert all(client.get(link).status_code == 200 for _, link in links)
+    assert 'href="/policies/default"' in client.get("/records/responses/0/0").text
+
+
 def test_a_list_of_groups_shows_the_question_and_the_best_and_the_worst_answer(client: TestClient) -> None:
     text = words(client, "/groups?text=4+%2B+7&fate=taught")
-    assert "taught 4 + 7 = 1 The sum is 11. 1 The sum was 11 0 The sum is eleven 4 differ 0.5 0.577" in text
+    best_and_worst = "taught 4 + 7 = 1 The sum is 11. 1 The sum was 11 0 The sum is eleven 4 differ"
+    assert f"{best_and_worst} 0.5 0.577 14.8 17 taught version 1" in text
     assert "taught version 1 0 default" in text
-    assert re.search(r"few 2 \+ 2 = – 4 – 5 1 \S+ 1 dropped: too_few_scored 0 of 3 scored", words(client, "/groups"))
+    assert re.search(r"few 2 \+ 2 = – 4 – 5 1 \S+ 1 1 dropped: too_few_scored 0 of 3 scored", words(client, "/groups"))
 
 
 def test_the_form_of_the_list_has_what_was_chosen(client: TestClient) -> None:
@@ -613,6 +648,10 @@ def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:
         ("/policies/none", 404, "the log knows no policy 'none'; there are default"),
         ("/runs/none", 404, "the log has no run 'none'"),
         ("/jobs/none", 404, "there is no job 'none'"),
+        ("/groups?sort=size", 400, "sort=size: known: longest, question, reward,"),
+        ("/runs?sort=-token", 400, "sort=-token: did you mean tokens?"),
+        ("/lists/run-calls?sort=x", 400, "sort=x: known: agent_id,"),
+        ("/lists/run-calls/x", 404, "Calls of tools has no row 'x'"),
         ("/elsewhere", 404, "there is no page /elsewhere; the menu has those there are"),
     ],
 )
@@ -724,7 +763,7 @@ def linked_pages(
 def every_page(client: TestClient) -> Iterator[str]:
     """Yield each page that links from the overview lead to; of the many statements a few."""
     statements = {f"/sql?q=FROM%20{name}%20LIMIT%2020" for name in ("tasks", "responses", "dead_letters")}
-    pages = linked_pages(client.get, "/", lambda link: link in statements or re.match("/(?!sql[?])", link))
+    pages = linked_pages(client.get, "/", lambda link: link in statements or re.match("/(?!sql[?]|.*[?;&]sort=)", link))
     return (text for _, text in pages)
 
 

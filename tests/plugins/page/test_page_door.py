@@ -27,7 +27,7 @@ from streams.access.credentials import TokenPair
 from streams.access.roles import ROLES, allowed_to
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
-from streams.tools.query.view_list import ViewList
+from streams.tools.query.view_list import ListSection, ViewList
 from streams.tools.views.log_view import LogView
 from streams.tools.views.view_section import SentForm
 from tests.plugins.page.test_page import Words, linked_pages
@@ -298,7 +298,7 @@ def every_page(http: AtThePage) -> dict[str, str]:
     """Return every page that links lead to."""
 
     def leads(link: str) -> bool:
-        return link.startswith("/page/") and "/sql?" not in link
+        return link.startswith("/page/") and "/sql?" not in link and "sort=" not in link
 
     return dict(linked_pages(lambda path: http.get(path, headers=BEARER), "/page/", leads))
 
@@ -346,8 +346,11 @@ def test_a_tenants_overview_counts_its_own_tasks_alone(view: LogView) -> None:
 def test_a_list_of_a_plugin_has_the_rows_that_its_view_has_for_a_visitor(
     view: LogView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = {"task_id": "tasks/{task_id}"}
-    declared = ViewList("asked", "Asked", "tasks", ("task_id", "policy"), filters=("policy",), links=links)
+    answers = ListSection("Answers", "responses", ("slot", "text", "response_id"), "task_id = {key}", "slot")
+    declared = ViewList(
+        "asked", "Asked", "tasks", ("task_id", "policy"), filters=("policy",), key="task_id", facts=("group_size",),
+        sections=(answers,),
+    )  # fmt: skip
     for module in (plugin_list, render):
         monkeypatch.setattr(module, "view_lists", lambda: {"asked": declared})
 
@@ -355,8 +358,14 @@ def test_a_list_of_a_plugin_has_the_rows_that_its_view_has_for_a_visitor(
         return AtThePage(view, "admin", tenant=tenant).get(f"/page/lists/asked{query}", headers=BEARER).text
 
     whole, red = listed(None), listed("red")
-    assert "azure" in whole and "crimson" in whole and '<a href="/page/tasks/azure-0">' in whole
+    assert "azure" in whole and "crimson" in whole and '<a href="/page/lists/asked/azure-0">' in whole
+    assert '<a href="/page/policies/blue.coach">' in whole, "ids of pages are links without a word of the plugin"
     assert "azure" not in red and "crimson" in red
+    order = re.findall(r'href="/page/lists/asked/([^"?]+)"', listed(None, "?sort=-task_id"))
+    assert order == sorted(order, reverse=True) and len(order) > 3
+    row = listed(None, "/azure-0")
+    assert "group size 2" in Words(row).text and "azure 1" in row and 'href="/page/runs/' in row
+    assert "no row" in listed("red", "/azure-0") and "azure 1" not in listed("red", "/azure-0")
     assert "There are no such rows" in listed(None, "?policy=another")
 
 

@@ -148,8 +148,9 @@ def test_figures_of_the_overview_are_those_of_streamward_query(session: Session,
 
 
 GROUPS = """
-WITH answers AS (SELECT task_id, avg(completion_tokens) AS tokens FROM responses WHERE error IS NULL GROUP BY task_id)
-SELECT g.task_id, g.reward_mean, g.reward_std, a.tokens, g.adapter_version
+WITH answers AS (SELECT task_id, avg(completion_tokens) AS tokens, max(completion_tokens) AS longest
+    FROM responses WHERE error IS NULL GROUP BY task_id)
+SELECT g.task_id, g.reward_mean, g.reward_std, a.tokens, a.longest, g.adapter_version
 FROM groups AS g JOIN answers AS a USING (task_id)
 WHERE {} ORDER BY g._timestamp DESC, g._partition, g._offset DESC LIMIT 100
 """
@@ -170,10 +171,10 @@ def test_figures_of_the_list_of_groups_are_those_of_streamward_query(
     page = Tables(client.get(f"/groups?{query}").text)
     groups = asked(session, GROUPS.format(condition))
     assert len(groups) > 3
-    assert page.column("Groups", "task", "mean reward", "spread", "tokens", "version") == [
+    assert page.column("Groups", "task", "mean reward", "spread", "mean tokens", "longest", "version") == [
         (
             row["task_id"][:8], number(row["reward_mean"]), number(row["reward_std"]), number(row["tokens"]),
-            str(row["adapter_version"]),
+            number(row["longest"]), str(row["adapter_version"]),
         )
         for row in groups
     ]  # fmt: skip
