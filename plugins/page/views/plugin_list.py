@@ -52,7 +52,7 @@ class ListedRow:
 
 def find_list(log: LogSnapshot, name: str, query: Mapping[str, str], first: int) -> PluginList:
     """Return a page of a list; `query`: the values of its filters. Raises NotFoundError, SettingsError."""
-    declared = _declared(name)
+    declared = _list_of(name)
     chosen = {column: query[column] for column in declared.filters if query.get(column)}
     sorting = Sorting({column: identifier(column) for column in declared.columns}, query.get("sort", ""))
     page = log.page(declared.statement(chosen, sorting.order(declared.order)), first)
@@ -62,7 +62,7 @@ def find_list(log: LogSnapshot, name: str, query: Mapping[str, str], first: int)
 
 def find_listed_row(log: LogSnapshot, name: str, key: str) -> ListedRow:
     """Return the page of a row. Raises NotFoundError."""
-    declared = _declared(name)
+    declared = _list_of(name)
     row = log.first(declared.row_statement(key)) if declared.key else None
     if row is None:
         raise NotFoundError(f"{declared.title} has no row {key[:80]!r}; /lists/{declared.name} has all")
@@ -75,7 +75,7 @@ def find_listed_row(log: LogSnapshot, name: str, key: str) -> ListedRow:
     return ListedRow(declared, key, row | {"links": _links(declared, row)}, sections)
 
 
-def _declared(name: str) -> ViewList:
+def _list_of(name: str) -> ViewList:
     if (declared := view_lists().get(name)) is None:
         raise NotFoundError(f"no list is called {name[:80]!r}; lists: {', '.join(view_lists()) or 'none'}")
     return declared

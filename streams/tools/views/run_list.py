@@ -195,7 +195,7 @@ def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_
 def run_texts(log: LogSnapshot, runs: Sequence[Row]) -> dict[str, Row]:
     """Return the beginnings of `question` and `answer` of some runs, by their answer_id.
 
-    Of a run with turns: what was said last before the first, and what the last one answered.
+    Of a run with turns: the last message before the first, and the answer of the last.
     """
     of_run = {run_id: row["answer_id"] for row in runs for run_id in row["run_ids"]}
     if not of_run:
