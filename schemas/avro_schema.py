@@ -22,7 +22,7 @@ import typing
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from schemas.events import Int32, Timestamp
+from schemas.event_types import Int32, Personal, PersonalJson, Timestamp
 from schemas.tokens import VIEWS
 
 NAMESPACE = "streamward"
@@ -46,6 +46,8 @@ class Shape:
     doc: str | None = None
     allowed: tuple[str, ...] = ()
     """The values of a Literal."""
+    personal: type[Personal] | None = None
+    """The mark of a field with a person's words."""
 
 
 @cache
@@ -65,6 +67,7 @@ def _shape(hint: Any) -> Shape:
             doc="; ".join(filter(None, docs)) or None,
             narrow=inner.narrow or Int32 in marks,
             timestamp=inner.timestamp or Timestamp in marks,
+            personal=next((mark for mark in (Personal, PersonalJson) if mark in marks), None),
         )
     origin, args = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, typing.Union):

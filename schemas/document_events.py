@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from schemas.event_types import MIB, Int, Millis
+from schemas.event_types import MIB, Int, Millis, Personal, Sealed, Subject
+from schemas.tokens import Octets
 
 DocumentKind = Literal["added", "replaced", "removed"]
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -28,15 +29,19 @@ class DocumentEvent:
     document_id: Annotated[str, "key of the record: INDEX/NAME; a tenant's index begins with the tenant and a dot"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: Annotated[dict[str, str], "of the document, by which searches are filtered"] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], "of the document, by which searches are filtered", Personal] = field(
+        default_factory=dict
+    )
+    subject: Subject = None
     kind: DocumentKind
     sequence: Annotated[Int, "compare and swap: how many events of the document took effect before this one"]
     actor: str
-    reason: str
-    source: Annotated[str | None, "added, replaced: the file or URL that it was read from"] = None
+    reason: Annotated[str, Personal]
+    source: Annotated[str | None, "added, replaced: the file or URL that it was read from", Personal] = None
     media_type: Annotated[str | None, "added, replaced: of that file"] = None
-    digest: Annotated[str | None, "sha256 of text; removed: null"] = None
-    text: Annotated[str | None, "added, replaced: as it is searched; removed: null"] = None
+    digest: Annotated[str | None, "sha256 of text; removed: null", Personal] = None
+    text: Annotated[str | None, "added, replaced: as it is searched; removed: null", Personal] = None
+    sealed: Sealed = Octets()
 
 
 def text_digest(text: str) -> str:
@@ -56,6 +61,8 @@ def document_problems(event: DocumentEvent) -> Iterator[str]:
     for name in ("text", "digest", "media_type"):
         if (getattr(event, name) is None) != (event.kind == "removed"):
             yield f"kind is {event.kind} and {name} is {str(getattr(event, name))[:40]!r}; all but removed have one"
+    if event.sealed:
+        return  # what is left of the text is empty
     if event.text is not None and not event.text.strip():
         yield "text is blank; expected words to search for"
     elif event.text is not None and event.digest != text_digest(event.text):

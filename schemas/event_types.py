@@ -7,6 +7,8 @@ import re
 import uuid
 from typing import Annotated, Literal, NamedTuple
 
+from schemas.tokens import Octets
+
 NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
 """Root of every derived id. With another one, no record of any existing log would be recognised."""
 _ROOT = NAMESPACE.bytes
@@ -35,6 +37,23 @@ class Timestamp:
     """Marks an `int` as `timestamp-millis`."""
 
 
+class Personal:
+    """Marks a field with a person's words, or with numbers that they can be read from: it is sealed in an event that
+    has a subject (schemas/sealing.py).
+
+    What is left in clear is of the same shape: an empty text, as many zeros, the entries of metadata that the system
+    made. None stays None.
+    """
+
+
+class PersonalJson(Personal):
+    """The same, for the text of a JSON object: an empty one is left."""
+
+
+Subject = Annotated[
+    str | None, "pseudonym of the person whose words these are; null: of no person, and nothing is sealed"
+]
+Sealed = Annotated[Octets, "last field: what a subject's key opens, see docs/privacy.md; empty: nothing is sealed"]
 Int = Annotated[int, Int32]
 Millis = Annotated[int, Timestamp]
 MAX_GROUP_SIZE = 1024

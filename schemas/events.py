@@ -10,6 +10,7 @@
     AnnotationEvent                               labels of rows of files
     MemoryEvent, ThreadEvent                      the memory of agents, and conversations with them
     DocumentEvent                                 documents that are searched
+    PrivacyEvent                                  persons whose words are erased
     TrainingCall, TrainingResult, SampleEvent, QueueEvent   calls, results and samples of other trainers
     AccessEvent, RequestEvent                     principals with their roles, and their requests
     GuardrailVerdict                              what guardrails found in texts
@@ -125,6 +126,7 @@ from schemas.job_events import (
     job_problems,
 )
 from schemas.message_types import Message, Tool, ToolCall
+from schemas.privacy_events import PSEUDONYM, PrivacyEvent, PrivacyKind, privacy_problems
 from schemas.prompt_events import (
     ALIAS,
     PROMPT_NAME,
@@ -234,6 +236,7 @@ Event = (
     | TrainingResult
     | DocumentEvent
     | GuardrailVerdict
+    | PrivacyEvent
 )
 EVENTS: tuple[type[Event], ...] = get_args(Event)
 _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
@@ -261,6 +264,7 @@ _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     TrainingResult: result_problems,
     DocumentEvent: document_problems,
     GuardrailVerdict: verdict_problems,
+    PrivacyEvent: privacy_problems,
 }
 
 

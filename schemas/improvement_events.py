@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from schemas.adapter_events import AdapterFile
-from schemas.event_types import KIB, MIB, Int, Millis
+from schemas.event_types import KIB, MIB, Int, Millis, Personal, Sealed, Subject
 from schemas.experiment_events import SourceRange
+from schemas.tokens import Octets
 
 RunVerdict = Literal["promote", "reject", "needs_human"]
 Labeller = Literal["gates", "judge", "person"]
@@ -41,7 +42,7 @@ class CurationJudge:
     verdict: Annotated[RunVerdict | None, "of the model, whatever rules made of it; null: its answer is unreadable"] = (
         None
     )
-    answer: Annotated[str, "as it was given, cut to RATIONALE_CHARACTERS"]
+    answer: Annotated[str, "as it was given, cut to RATIONALE_CHARACTERS", Personal]
     prompt_tokens: Annotated[Int, "of all tries"]
     completion_tokens: Annotated[Int, "of all tries"]
     cost_usd: Annotated[float | None, "null: no price is set"] = None
@@ -71,7 +72,8 @@ class CurationEvent:
     answer_id: Annotated[str, "the run: a response, or where no task was submitted a conversation, or one run of it"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     policy: Annotated[str, "that answered"]
     agent_id: str | None = None
     scenario: str
@@ -82,16 +84,17 @@ class CurationEvent:
     verdict: RunVerdict
     labeller: Labeller
     actor: Annotated[str, "curate, or a person"]
-    rationale: str
+    rationale: Annotated[str, Personal]
     rubric: Annotated[str, "what good means: name@version"]
     rubric_digest: Annotated[str, "sha256 over gates, bounds and the judge's instructions"]
-    transcript_digest: Annotated[str, "sha256 over the transcript as it was judged, after cutting"]
+    transcript_digest: Annotated[str, "sha256 over the transcript as it was judged, after cutting", Personal]
     judge: Annotated[CurationJudge | None, "set exactly when the labeller is the judge"] = None
     agreement: Annotated[JudgeAgreement | None, "set exactly when the judge promotes"] = None
     supersedes: Annotated[str | None, "event_id of the verdict on the run that counted before"] = None
     cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
     runs: Annotated[tuple[str, ...], "of a conversation: the trajectories that were judged, in order"] = ()
     gates: tuple[GateResult, ...] = ()
+    sealed: Sealed = Octets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

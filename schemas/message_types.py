@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from schemas.event_types import Personal, PersonalJson
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
@@ -12,7 +14,7 @@ class ToolCall:
 
     id: str
     name: str
-    arguments: Annotated[str, "JSON object"]
+    arguments: Annotated[str, "JSON object", PersonalJson]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +22,8 @@ class Message:
     """One turn of a conversation."""
 
     role: str
-    content: str
-    name: str | None = None
+    content: Annotated[str, Personal]
+    name: Annotated[str | None, Personal] = None
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -31,5 +33,5 @@ class Tool:
     """A function that the assistant may call, as chat templates expect it."""
 
     name: str
-    description: str = ""
-    parameters: Annotated[str, "JSON schema of the arguments"] = "{}"
+    description: Annotated[str, Personal] = ""
+    parameters: Annotated[str, "JSON schema of the arguments", PersonalJson] = "{}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from schemas import json_text, prompt_text
-from schemas.event_types import KIB, Int, Millis
+from schemas.event_types import KIB, Int, Millis, PersonalJson
 from schemas.message_types import Message
 from schemas.prompt_text import VariableType
 
@@ -32,7 +32,7 @@ class PromptUse:
     name: str
     version: Int
     alias: Annotated[str | None, "by which it was named; null: by its version"] = None
-    values: Annotated[str, "JSON object: the value of each variable"] = "{}"
+    values: Annotated[str, "JSON object: the value of each variable", PersonalJson] = "{}"
     variables: tuple[PromptVariable, ...] = ()
     messages: Annotated[tuple[Message, ...], "of the version, with the names of its variables"] = ()
 

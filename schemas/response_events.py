@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from schemas.event_types import MAX_REWARD, Continuity, Int, Millis, Purpose, derive_id
+from schemas.event_types import MAX_REWARD, Continuity, Int, Millis, Personal, Purpose, Sealed, Subject, derive_id
 from schemas.task_events import AgentProgram, Sampling
-from schemas.tokens import Logprobs, LossMask, TokenIds
+from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 
 MAX_COMPONENTS = 256
 """Most components of a reward, all of which its group repeats."""
@@ -33,8 +33,8 @@ class Branch:
     leaves: Annotated[Int, "number of the chain it begins with: 0 is the response's own, n the branch n - 1"]
     shared_tokens: Annotated[Int, "how many tokens of that chain it begins with; 0: it has a prompt of its own"]
     finish_reason: FinishReason
-    completion_token_ids: Annotated[TokenIds, "behind the shared ones"] = TokenIds()
-    logprobs: Annotated[Logprobs, "nats; 0 where the policy did not write the token"] = Logprobs()
+    completion_token_ids: Annotated[TokenIds, "behind the shared ones", Personal] = TokenIds()
+    logprobs: Annotated[Logprobs, "nats; 0 where the policy did not write the token", Personal] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token and no chain before has it"] = LossMask()
 
 
@@ -46,7 +46,9 @@ class ResponseTurn:
     chain: Annotated[Int, "where its tokens are: 0 is the response's own completion, n that of the branch n - 1"] = 0
     start: Annotated[Int, "its first token in that completion"]
     end: Annotated[Int, "behind its last token"]
-    observation: Annotated[str | None, "digest of what the environment had shown before; null: not recorded"] = None
+    observation: Annotated[
+        str | None, "digest of what the environment had shown before; null: not recorded", Personal
+    ] = None
     tool: Annotated[str | None, "that it called; null: none"] = None
     ok: Annotated[bool | None, "whether the environment could use it; null: not recorded"] = None
     reward: Annotated[float | None, "that the environment gave for it; null: none"] = None
@@ -61,7 +63,8 @@ class Response:
     task_id: Annotated[str, "key of the record"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     policy: str
     slot: Annotated[Int, "0-based"]
     group_size: Int
@@ -73,23 +76,26 @@ class Response:
     tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
     engine: str
     finish_reason: FinishReason
-    error: Annotated[str | None, "why this slot failed for good; what is per token is then empty"] = None
+    error: Annotated[str | None, "why this slot failed for good; what is per token is then empty", Personal] = None
     prompt_tokens: Int
     completion_tokens: Int
     latency_ms: Annotated[float, "from the start of the sampling to its end, milliseconds"]
-    text: str
+    text: Annotated[str, Personal]
     sampling: Annotated[Sampling, "as used"]
     agent_id: Annotated[str | None, "the agent whose trajectory this is; null: the policy answered directly"] = None
     steps: Annotated[Int | None, "an agent's model calls in this response and its branches"] = None
     success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
     prompt_version: Annotated[str | None, "NAME@VERSION of the prompt that was sampled from; null: of none"] = None
     program: Annotated[AgentProgram | None, "of the agent, as in its trajectory; null: not recorded"] = None
-    prompt_token_ids: TokenIds = TokenIds()
-    completion_token_ids: TokenIds = TokenIds()
-    logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
+    prompt_token_ids: Annotated[TokenIds, Personal] = TokenIds()
+    completion_token_ids: Annotated[TokenIds, Personal] = TokenIds()
+    logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from", Personal] = (
+        Logprobs()
+    )
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
     branches: Annotated[tuple[Branch, ...], "an agent's other chains of calls, in the order of their last calls"] = ()
     turns: Annotated[tuple[ResponseTurn, ...], "an agent's model calls in order, each in the chain that owns it"] = ()
+    sealed: Sealed = Octets()
 
     @property
     def batches(self) -> int:
@@ -109,18 +115,20 @@ class Reward:
     task_id: Annotated[str, "key of the record"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     policy: str
     slot: Int
     source: Annotated[str, "the task's reward source that speaks"]
     value: Annotated[float | None, "null if error is set, or the source abstains"] = None
-    error: Annotated[str | None, "why no score could be given, after the last retry"] = None
+    error: Annotated[str | None, "why no score could be given, after the last retry", Personal] = None
     abstained: Annotated[bool, "whether the source has no opinion"] = False
     scorer_version: str
     latency_ms: float = 0.0
-    rationale: str | None = None
+    rationale: Annotated[str | None, Personal] = None
     components: Annotated[dict[str, float], "what the value is made of"] = field(default_factory=dict)
     steps: Annotated[tuple[float, ...], "what each turn of the response is worth, in order; empty: only the whole"] = ()
+    sealed: Sealed = Octets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +190,9 @@ class GroupResponse:
     recoveries: Annotated[Int, "of these, those that a tool call followed which it could use"] = 0
     agent_id: Annotated[str | None, "as in the response"] = None
     program: Annotated[AgentProgram | None, "as in the response"] = None
-    prompt_token_ids: Annotated[TokenIds, "behind what the group's prompts have in common"] = TokenIds()
-    completion_token_ids: TokenIds = TokenIds()
-    logprobs: Annotated[Logprobs, "nats"] = Logprobs()
+    prompt_token_ids: Annotated[TokenIds, "behind what the group's prompts have in common", Personal] = TokenIds()
+    completion_token_ids: Annotated[TokenIds, Personal] = TokenIds()
+    logprobs: Annotated[Logprobs, "nats", Personal] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token"] = LossMask()
     branches: Annotated[tuple[Branch, ...], "as in the response"] = ()
     spans: Annotated[tuple[CreditSpan, ...], "where turns differ; empty: `advantage` is that of every token"] = ()
@@ -227,7 +235,8 @@ class AdvantagedGroup:
     task_id: str
     created_at: Annotated[Millis, "newest record timestamp among the events it was made of"]
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     policy: Annotated[str, "key of the record"]
     purpose: Purpose
     scenario: str
@@ -251,9 +260,10 @@ class AdvantagedGroup:
     reward_std: float
     credit: Annotated[str, "how a response's advantage is shared among its turns"] = "trajectory"
     sampling: Sampling = field(default_factory=Sampling)
-    prompt_token_ids: Annotated[TokenIds, "what the prompts of all responses begin with"] = TokenIds()
+    prompt_token_ids: Annotated[TokenIds, "what the prompts of all responses begin with", Personal] = TokenIds()
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
     left_out: tuple[LeftOut, ...] = ()
+    sealed: Sealed = Octets()
 
     @property
     def batches(self) -> int:

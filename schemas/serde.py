@@ -7,6 +7,9 @@ producer. Reading never raises: bytes that cannot be used come back as `Poison`,
 the reader decides (Streamward sends them to `dead-letters`).
 
 `schemas.ids` resolves the id in a frame; with a Schema Registry it may need a request, and raises if that fails.
+
+An event with a subject is sealed when it is written, and opened when it is read (schemas/sealing.py). If its subject
+was erased, or its key is unknown, it is a Poison; `decode_closed` reads what is in clear, with any keys or none.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import event_sizes, events, ids, versions
+from schemas import event_sizes, events, ids, key_source, sealing, versions
 from schemas.avro_schema import LAYOUT
 from schemas.convert import EncodeError as EncodeError, from_plain, to_plain
 from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
@@ -33,7 +36,8 @@ class Poison:
     """Bytes that are not an event, or an event with the wrong key or partition."""
 
     reason: str
-    """too_large, not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition."""
+    """too_large, not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition; of a
+    sealed event erased, unknown_key or altered."""
     error: str
     """The expected and the actual value, and the way out."""
 
@@ -53,16 +57,81 @@ def encode(event: events.Event) -> bytes:
 def encode_values(kind: Any, values: dict[str, Any]) -> bytes:
     """Return the framed bytes of an event of this type with these values, which must be as `to_plain` returns them."""
     newest = _newest(kind, ids.current())
+    if values.get("subject") is None or values[SEALED]:
+        return _framed_bytes(newest, values)
+    try:
+        closed = _framed_bytes(newest, sealing.placeholders(kind)(values))
+        bound = closed[:-1]  # without the length of `sealed`, which is 0
+        return bound + _tail(sealing.seal(values["subject"], bound, partial(_framed_bytes, newest, values)))
+    except key_source.UnknownKeyError as exc:
+        raise EncodeError(f"{kind.__name__}: {exc}") from exc
+
+
+def encode_in_clear(event: events.Event) -> bytes:
+    """Return the bytes of an event that is not sealed, whatever its subject: never for the log."""
+    kind: Any = type(event)
+    return _framed_bytes(_newest(kind, ids.current()), to_plain(event))
+
+
+def _framed_bytes(newest: _Newest, values: dict[str, Any]) -> bytes:
     out = io.BytesIO()
     out.write(newest.frame)
     fastavro.schemaless_writer(out, newest.schema.fastavro_schema, values)
     return out.getvalue()
 
 
+SEALED = "sealed"
+"""The last field of every event that has a subject."""
+
+
+def _tail(sealed: bytes) -> bytes:
+    """Return the end of a record: the length of `sealed` as an Avro long, and its bytes."""
+    left, length = len(sealed) << 1, bytearray()
+    while left > 127:
+        length.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*length, left]) + sealed
+
+
 def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     """Return the event in `payload`, read as the newest version of `expected`, or a Poison.
 
-    Never raises for the content of a payload; only a look-up in a Schema Registry may raise.
+    Never raises for the content of a payload; only a look-up in a Schema Registry or of a key may raise.
+    """
+    event = decode_closed(payload, expected)
+    sealed = getattr(event, SEALED, None)
+    if isinstance(event, Poison) or not sealed:
+        return event
+    assert payload is not None  # noqa: S101 - it was decoded
+    content = unseal(payload, event.subject, sealed.data)  # type: ignore[union-attr]  # it has both fields
+    if isinstance(content, Poison):
+        return content
+    opened = decode_closed(content, expected)
+    if isinstance(opened, Poison) or opened.sealed or opened.subject != event.subject:  # type: ignore[union-attr]
+        return Poison("contradictory", f"what is sealed in it is no {expected.__name__} of its subject")
+    return opened
+
+
+def unseal(payload: bytes, subject: str | None, sealed: bytes) -> bytes | Poison:
+    """Return the payload that is sealed in another, which has this subject and these sealed bytes, or a Poison."""
+    tail = _tail(sealed)
+    if subject is None or not payload.endswith(tail):
+        return Poison("undecodable", "sealed is set, and there is no subject, or it is not the last field")
+    try:
+        return sealing.unseal(subject, payload[: -len(tail)], sealed)
+    except key_source.ErasedError:
+        return Poison("erased", f"the key of subject {subject} was deleted, and with it what this record said")
+    except key_source.UnknownKeyError as exc:
+        return Poison("unknown_key", f"{exc}. It is not known to be erased: check the key store of this process")
+    except key_source.AlteredError:
+        error = f"what is sealed for subject {subject} was made for another record, or by another key"
+        return Poison("altered", f"{error}. Check what wrote it, and the key store of this process")
+
+
+def decode_closed(payload: bytes | None, expected: type[E]) -> E | Poison:
+    """Return the same without opening it: of a sealed event what is in clear, with `sealed` set.
+
+    It needs no key, and tells nothing of erasures.
     """
     kind: Any = expected
     if (problem := event_sizes.excess(payload, kind)) is not None:

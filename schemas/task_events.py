@@ -6,9 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from schemas.event_types import MAX_GROUP_SIZE, MAX_REWARD, MAX_TURNS, Int, Millis, Purpose
+from schemas.event_types import (
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
+    MAX_TURNS,
+    Int,
+    Millis,
+    Personal,
+    PersonalJson,
+    Purpose,
+    Sealed,
+    Subject,
+)
 from schemas.message_types import Message, Tool
 from schemas.prompt_events import PromptUse, prompt_use_problems
+from schemas.tokens import Octets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +31,7 @@ class Sampling:
     top_p: Annotated[float, "1 keeps the whole distribution"] = 1.0
     max_tokens: Annotated[Int, "most tokens in one completion"] = 256
     seed: Annotated[int | None, "null lets the engine derive one from the sampling id"] = None
-    stop: Annotated[tuple[str, ...], "texts that end a completion"] = ()
+    stop: Annotated[tuple[str, ...], "texts that end a completion", Personal] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +40,7 @@ class RewardSource:
 
     name: Annotated[str, "scorer, unique within the task"]
     weight: Annotated[float, "share of this source in the response's reward"] = 1.0
-    settings: Annotated[str, "JSON object handed to the scorer"] = "{}"
+    settings: Annotated[str, "JSON object handed to the scorer", PersonalJson] = "{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +48,7 @@ class EpisodeStart:
     """The environment that a task takes place in, and what its episode begins with: the same for the same seed."""
 
     name: Annotated[str, "a listed environment, or where it comes from: package:name, gymnasium:id, mcp:url, ..."]
-    settings: Annotated[str, "JSON object handed to the environment"] = "{}"
+    settings: Annotated[str, "JSON object handed to the environment", PersonalJson] = "{}"
     seed: int
 
 
@@ -46,7 +58,7 @@ class Observed:
 
     environment: Annotated[str, "name@version"]
     seed: Annotated[int, "of the episode"]
-    digest: Annotated[str, "sha256 over what it showed"]
+    digest: Annotated[str, "sha256 over what it showed", Personal]
     tool: Annotated[str | None, "that the action before it called; null: none, or the episode began here"] = None
     ok: Annotated[bool | None, "whether the environment could use the action; null: the episode began here"] = None
     reward: Annotated[float | None, "that the environment gave for the action; null: none"] = None
@@ -72,7 +84,8 @@ class Task:
     task_id: Annotated[str, "key of the record; derived from source and content"]
     created_at: Millis
     traceparent: Annotated[str | None, "W3C trace context"] = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     policy: Annotated[str, "the agent, and the adapter versions, that answer"]
     purpose: Annotated[Purpose, "train, serve or eval; only train tasks reach the trainer"] = "train"
     scenario: Annotated[str, "family of tasks, for reports"] = "default"
@@ -83,7 +96,7 @@ class Task:
     ] = None
     adapter_version: Annotated[Int | None, "pin: only this version may answer"] = None
     sampling: Sampling = field(default_factory=Sampling)
-    verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
+    verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer", PersonalJson] = "{}"
     agent: Annotated[str | None, "id of the agent that works on it; null: the policy answers it directly"] = None
     max_turns: Annotated[Int | None, "most model calls of one attempt; null: the agent decides"] = None
     thread: Annotated[str | None, "the conversation that it continues"] = None
@@ -92,6 +105,7 @@ class Task:
     tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()
+    sealed: Sealed = Octets()
 
 
 def task_problems(task: Task) -> Iterator[str]:
@@ -123,7 +137,7 @@ def task_problems(task: Task) -> Iterator[str]:
         yield f"max_turns is {task.max_turns}; in an environment, expected 1 to {MAX_TURNS}: it need not end by itself"
     if task.environment is not None and task.agent is None:
         yield "environment is set and agent is not; name the agent that acts in it"
-    if (use := task.prompt_version) is not None:
+    if (use := task.prompt_version) is not None and not task.sealed:
         wrong = list(prompt_use_problems(use))
         yield from wrong
         if not wrong and use.render() != task.messages[: len(use.messages)]:

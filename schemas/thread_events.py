@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from schemas import json_text
-from schemas.event_types import MIB, Int, Millis
+from schemas.event_types import MIB, Int, Millis, Personal, PersonalJson, Sealed, Subject
 from schemas.message_types import Message, Tool
 from schemas.task_events import Sampling
+from schemas.tokens import Octets
 
 MemoryKind = Literal["put", "deleted", "skipped", "failed"]
 ThreadKind = Literal[
@@ -49,17 +50,19 @@ class MemoryEvent:
     namespace: Annotated[str, "key of the record: its labels, joined by dots; a tenant's begins with the tenant"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     kind: MemoryKind
     key: Annotated[str, "of the item, in its namespace; skipped, failed: the run"]
     actor: Annotated[str, "the key, the person or the program that did it"]
-    value: Annotated[str | None, "put: JSON object"] = None
+    value: Annotated[str | None, "put: JSON object", PersonalJson] = None
     run_id: Annotated[str | None, "the run that it comes from, by its agent's rule; null: by no rule"] = None
     verdict_id: Annotated[str | None, "event_id of the verdict on that run; null: its end was enough"] = None
     answer_turn: Annotated[str | None, "of that run: turn_id of its answer"] = None
     rule: Annotated[str | None, "prompt NAME@VERSION, or function MODULE:NAME and the sha256 of its file"] = None
     item_turn: Annotated[str | None, "turn_id of the call that the prompt made; null: there was none"] = None
-    error: Annotated[str | None, "failed: why nothing was put"] = None
+    error: Annotated[str | None, "failed: why nothing was put", Personal] = None
+    sealed: Sealed = Octets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class RunCall:
 
     call_id: Annotated[str, "as the model's answer has it"]
     tool_id: Annotated[str, "of the registry"]
-    arguments: Annotated[str, "JSON object"]
+    arguments: Annotated[str, "JSON object", PersonalJson]
     digest: Annotated[str | None, "sha256 of the accepted description; null: it was refused before it was found"] = None
     attempt: Annotated[Int, "how often it had begun before"] = 0
     idempotent: Annotated[bool, "whether its entry says that it may be made again"] = False
@@ -97,7 +100,7 @@ class PausedCall:
 
     call_id: str
     waits_for: CallWait
-    question: Annotated[str | None, "remote: what that agent asks; consent: why a rule asks for it"] = None
+    question: Annotated[str | None, "remote: what that agent asks; consent: why a rule asks for it", Personal] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class CallDecision:
 
     call_id: str
     allowed: bool
-    answer: Annotated[str | None, "of a call that waited for remote: what that agent is told"] = None
+    answer: Annotated[str | None, "of a call that waited for remote: what that agent is told", Personal] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,8 @@ class ThreadEvent:
     thread_id: Annotated[str, "key of the record, a tenant's with the tenant and a dot before it; without one, run_id"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     kind: ThreadKind
     actor: Annotated[str, "the key, the person or the program that did it"]
     run_id: Annotated[
@@ -133,15 +137,17 @@ class ThreadEvent:
     agent_id: Annotated[str | None, "created: the only agent that it is for; run_requested: the one that answers"] = (
         None
     )
-    labels: Annotated[str | None, "JSON object, what clients call metadata: created, changed, run_requested"] = None
-    values: Annotated[str | None, "JSON object, the thread's context: created, changed"] = None
+    labels: Annotated[
+        str | None, "JSON object, what clients call metadata: created, changed, run_requested", PersonalJson
+    ] = None
+    values: Annotated[str | None, "JSON object, the thread's context: created, changed", PersonalJson] = None
     checkpoint: Annotated[str | None, "changed: the event after which it continues; compacted: that it is about"] = None
     stateless: Annotated[bool, "run_requested: of no thread"] = False
     if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run is in progress"] = None
     model: Annotated[str | None, "run_requested: POLICY, or POLICY@VERSION"] = None
     memory_config: Annotated[str | None, "run_requested: JSON object, of the agent: what the model gets to read"] = None
     sampling: Annotated[Sampling | None, "run_requested: how tokens are drawn"] = None
-    request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent"] = None
+    request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent", PersonalJson] = None
     rolled_back: Annotated[bool, "run_cancelled: the thread forgets its messages, too"] = False
     ending: Annotated[RunEnding | None, "run_ended: how"] = None
     turn_id: Annotated[
@@ -149,14 +155,14 @@ class ThreadEvent:
         "run_answered, run_ended: the turn with the answer; call_*, run_paused: of the answer with the call; "
         "compacted: with the summary",
     ] = None
-    error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary"] = None
+    error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary", Personal] = None
     prompt_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that the model read"] = None
     completion_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that were sampled"] = None
     call: Annotated[RunCall | None, "call_*: the call"] = None
     stands_for: Annotated[
         Int | None, "compacted: later runs read `messages` for so many of the state's first, its system message aside"
     ] = None
-    digest: Annotated[str | None, "compacted: sha256 over the sha256 of each of these, as JSON"] = None
+    digest: Annotated[str | None, "compacted: sha256 over the sha256 of each of these, as JSON", Personal] = None
     rule: Annotated[str | None, "compacted: the rule and its version, and the prompt of the summary"] = None
     parent: Annotated[ParentCall | None, "run_requested: the call that it answers; null: it is no child"] = None
     messages: Annotated[
@@ -167,6 +173,7 @@ class ThreadEvent:
     tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call; its metadata has the server's"] = ()
     waits: Annotated[tuple[PausedCall, ...], "run_paused: the calls that wait"] = ()
     decisions: Annotated[tuple[CallDecision, ...], "run_resumed: what a person decided"] = ()
+    sealed: Sealed = Octets()
 
 
 RUN_TASK, PROGRAM_RUN = "run_task", "program_run"

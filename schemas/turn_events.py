@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from schemas.event_types import MIB, Continuity, Int, Millis, Purpose, derive_id
+from schemas.event_types import MIB, Continuity, Int, Millis, Personal, Purpose, Sealed, Subject, derive_id
 from schemas.message_types import Message, Tool
 from schemas.task_events import AgentProgram, Observed, RewardSource, Sampling
-from schemas.tokens import Logprobs, TokenIds
+from schemas.tokens import Logprobs, Octets, TokenIds
 
 Protocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
@@ -35,7 +35,8 @@ class Turn:
     task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
     created_at: Annotated[Millis, "when the answer was complete"]
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     agent_id: str
     policy: str
     adapter_version: Annotated[Int, "what the engine says it served; 0 is the base model"]
@@ -49,7 +50,7 @@ class Turn:
     sampling_id: Annotated[str | None, "of the task's attempt; null where no task was submitted"] = None
     slot: Annotated[Int | None, "of that attempt"] = None
     protocol: Annotated[Protocol, "the API that was called"]
-    request_digest: Annotated[str, "sha256 over the canonical request"]
+    request_digest: Annotated[str, "sha256 over the canonical request", Personal]
     retry_key: Annotated[str | None, "what a client sends again with the same call"] = None
     choice: Annotated[Int, "which of the answers to one call, 0-based"] = 0
     choices: Annotated[Int, "how many answers the call asked for; each is a turn"] = 1
@@ -59,11 +60,13 @@ class Turn:
     tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
     template_digest: Annotated[str, "sha256 over what renders messages into tokens"]
     finish_reason: TurnFinish
-    error: Annotated[str | None, "why there is no answer"] = None
-    malformed: Annotated[str | None, "why a tool call in the completion cannot be read; the reply has it as text"] = (
-        None
-    )
-    constraint: Annotated[str | None, "JSON: the form that was forced on the answer, which then bears no loss"] = None
+    error: Annotated[str | None, "why there is no answer", Personal] = None
+    malformed: Annotated[
+        str | None, "why a tool call in the completion cannot be read; the reply has it as text", Personal
+    ] = None
+    constraint: Annotated[
+        str | None, "JSON: the form that was forced on the answer, which then bears no loss", Personal
+    ] = None
     delivered: Annotated[bool, "false: the client had hung up before the answer was complete"] = True
     prompt_tokens: Annotated[Int, "of the whole prompt"]
     observed: Annotated[Observed | None, "what its environment showed before it; null: not recorded"] = None
@@ -71,12 +74,15 @@ class Turn:
     prompt_alias: Annotated[str | None, "by which it was named; null: by its version"] = None
     reply: Annotated[Message, "the answer as the client got it"]
     sampling: Annotated[Sampling, "as used"]
-    prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion"] = TokenIds()
-    completion_token_ids: TokenIds = TokenIds()
-    logprobs: Annotated[Logprobs, "nats, one per completion token, under the policy, constrained or not"] = Logprobs()
+    prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion", Personal] = TokenIds()
+    completion_token_ids: Annotated[TokenIds, Personal] = TokenIds()
+    logprobs: Annotated[Logprobs, "nats, one per completion token, under the policy, constrained or not", Personal] = (
+        Logprobs()
+    )
     messages: Annotated[tuple[Message, ...], "behind the parent's messages and its reply"] = ()
     tools: Annotated[tuple[Tool, ...], "without a parent: what may be called; a parent's hold for its children"] = ()
     ignored: Annotated[tuple[str, ...], "parameters of the request that had no effect"] = ()
+    sealed: Sealed = Octets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,8 @@ class TrajectoryEvent:
     task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
     created_at: Millis
     traceparent: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Personal] = field(default_factory=dict)
+    subject: Subject = None
     kind: TrajectoryKind
     agent_id: str
     policy: str
@@ -108,9 +115,10 @@ class TrajectoryEvent:
     answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
     answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None
     output: Annotated[
-        str | None, "ended, to serve: what its program printed, or the agent said that it was handed to"
+        str | None, "ended, to serve: what its program printed, or the agent said that it was handed to", Personal
     ] = None
-    reason: str
+    reason: Annotated[str, Personal]
+    sealed: Sealed = Octets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

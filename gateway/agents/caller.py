@@ -6,6 +6,8 @@ X-Streamward-Observed: {"environment": "guess@1", "seed": 7, …} ────�
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, NamedTuple, Protocol
 
@@ -15,8 +17,9 @@ from starlette.requests import Request
 from gateway.http import errors
 from gateway.http.body import Body, Read, read, read_call
 from gateway.http.intake import read_apart
-from gateway.http.principal import AGENT_NAME, DEFAULT_AGENT, tenant_of
+from gateway.http.principal import AGENT_NAME, DEFAULT_AGENT, actor_of, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, Interface
+from schemas import key_source
 from schemas.events import Observed
 from streams.access.tenants.tenant_names import is_of, named
 from streams.errors import CallError
@@ -48,6 +51,8 @@ class Caller(NamedTuple):
     cache_control: str | None = None
     limit_s: float | None = None
     """How long the client waits, seconds, as generated clients say."""
+    subject: str | None = None
+    """The person that it calls for, or that its key is derived from; None: nothing is sealed."""
 
 
 class ObservedBody(Body):
@@ -79,7 +84,25 @@ async def read_model_call(
     """Return the body and the caller of a request. Raises CallError."""
     body, digest = await read_apart(partial(read_call, model), raw)
     caller, tenant = _caller(request, digest), tenant_of(request)
+    caller = caller._replace(subject=await asyncio.to_thread(subject_of, request, _person_in(body)))
     return body, caller if tenant is None else await _of_tenant(tenant, caller, recorder)
+
+
+def subject_of(request: Request, person: str | None) -> str | None:
+    """Return the pseudonym of whom a request is about; None: nothing is sealed. Raises CallError for an erased one."""
+    try:
+        return key_source.current().subject_of(tenant_of(request), person, actor_of(request))
+    except key_source.ErasedError:
+        text = "this user was erased, and nothing is recorded for one any more; use another name, or none"
+        raise CallError("conflict", text, "user") from None
+
+
+def _person_in(body: Body) -> str | None:
+    """Return the end user that the body of a call names, in the words of its protocol."""
+    metadata = getattr(body, "metadata", None) or {}
+    in_metadata = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    names = (getattr(body, "safety_identifier", None), getattr(body, "user", None), in_metadata)
+    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def _caller(request: Request, digest: str) -> Caller:

@@ -113,6 +113,7 @@ def reward_of(body: RewardBody, task: Task, response: Response, settings: Settin
         task_id=response.task_id,
         created_at=now_ms,
         metadata=body.metadata or {},
+        subject=response.subject,
         policy=response.policy,
         slot=response.slot,
         source=source,

@@ -120,6 +120,7 @@ def task_of(
         defaults={},
         min_group=settings.advantages.min_group,
         offers_map=False,
+        caller=actor,
         agents=lambda _: agent,
         steps=LineSteps(names.registries, tenant),
     )

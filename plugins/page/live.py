@@ -64,6 +64,6 @@ class LiveLog:
                     records = await asyncio.to_thread(reader.poll, POLL_RECORDS, POLL_S)
                     for record in records:
                         topic = topic_of[record.at.topic]
-                        yield sse.frame(asdict(RecordLine.of(topic.label, record, record.decode(topic.event))))
+                        yield sse.frame(asdict(RecordLine.of(topic.label, record, record.decode_either(topic.event))))
                     if not records:
                         yield b": \n\n"

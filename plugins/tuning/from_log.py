@@ -25,6 +25,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.examples.curation import Curation
 from trainer.examples.tuned_examples import DatasetExamples, TunedChain, TunedExample, answer_of
+from trainer.reproduce.erased_examples import records_in_parts, refuse_erased
 from trainer.step import group_tokens
 from trainer.step.group_checks import unknown_token
 from trainer.versions.announce import answering_agents
@@ -104,12 +105,15 @@ def choose(
 def recorded_examples(settings: Settings, tuning: Tuning, limits: TokenLimits, history: History) -> list[TunedExample]:
     """Return the examples that a version was tuned on, which `tuning` names.
 
-    Raises RefusedError if retention has deleted a group, or if what is there now is no such group; LogError if the log
-    cannot be read.
+    Raises RefusedError if retention has deleted a group, if what is there now is no such group, or if examples were
+    erased; LogError if the log cannot be read.
     """
     if (problem := missing_groups(settings, tuning, history)) is not None:
         raise RefusedError(problem)
     topic, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
+    slots = {of_group.offset: len(of_group.slots) for of_group in tuning.groups}
+    places = [Coordinates(topic, partition, offset) for offset in slots]
+    refuse_erased((record, slots[record.at.offset]) for record in records_in_parts(history, places))
     examples: list[TunedExample] = []
     for begin in range(0, len(tuning.groups), FETCHED):
         part = tuning.groups[begin : begin + FETCHED]

@@ -15,17 +15,20 @@ texts are validated, and the rules of `schemas.events.problems` are checked colu
 chunk that fails any of this is halved until few records are left, and serde judges those.
 
 If every second record is bad, all are decoded the slow way.
+
+Sealed rows are opened, one ciphertext each, and what was in them is decoded at once again (`Reading`).
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyruhvro
@@ -119,9 +122,9 @@ def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
     return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
 
 
-def decode_rows(event: type[Event], rows: DecodedRows) -> Decoded:
+def decode_rows(event: type[Event], rows: DecodedRows, *, reading: Reading = "opened") -> Decoded:
     """Return the same for records as columns. They are decoded at once: observe CHUNK_RECORDS and CHUNK_BYTES."""
-    judged = judge(event, rows.payloads)
+    judged = judge(event, rows.payloads, reading=reading)
     table = pa.table([*record_columns(rows, judged), *judged.fields(event)], schema=arrow_schema(event))
     wrong = {i: Bad(rows.at(i), poison.reason, poison.error) for i, poison in sorted(judged.wrong.items())}
     if wrong:
@@ -218,13 +221,20 @@ class Judged(NamedTuple):
         return list(whole.flatten())
 
 
-def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = False) -> Judged:
+Reading = Literal["opened", "closed", "either"]
+"""What a sealed event is read as. Opened: what is in it, and an erased one is a Poison. Closed: what is in clear of it.
+Either: what is in it, and of an erased one what is in clear."""
+
+
+def judge(
+    event: type[Event], payloads: list[bytes | None], *, exact: bool = False, reading: Reading = "opened"
+) -> Judged:
     """Return the payloads that are events, as columns, and the faults of the others. With `exact`, if all are events of
     one schema, they are encoded again to compare the bytes.
     """
     first = _schema_named(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
     read = None if first is None else _read_if_sound(event, first, payloads)
-    if first is not None and read is not None:  # all of one schema, and all sound
+    if first is not None and read is not None and (reading == "closed" or not _sealed_rows(read.events)):
         newest = first.schema == versions.files().newest(event)
         return Judged([(range(len(payloads)), read.events)], {}, [first.id], exact and newest and _is_exact(read))
     heads = [payload and payload[:_FRAME_BYTES] for payload in payloads]
@@ -234,9 +244,9 @@ def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = Fal
         positions = [position for position, other in enumerate(heads) if other == head]
         schema = _schema_named(event, head)
         if schema is None:
-            _decode_singly(event, positions, payloads, judged)
+            _decode_singly(event, positions, payloads, judged, reading)
         else:
-            _decode_halves(event, schema, positions, payloads, judged)
+            _decode_halves(event, schema, positions, payloads, judged, reading)
     return judged
 
 
@@ -265,31 +275,80 @@ def _schema_id(head: bytes | None) -> int | None:
 
 
 def _decode_halves(
-    event: type[Event], schema: _WriterSchema, positions: list[int], payloads: list[bytes | None], judged: Judged
+    event: type[Event],
+    schema: _WriterSchema,
+    positions: list[int],
+    payloads: _Payloads,
+    judged: Judged,
+    reading: Reading,
 ) -> None:
     """Decode the sound payloads in the largest pieces possible, and the rest one by one."""
     waiting = [positions]
     while waiting:
         part = waiting.pop()
         read = _read_if_sound(event, schema, [payloads[i] for i in part])
-        if read is not None:
+        if read is not None and (reading == "closed" or not (sealed := _sealed_rows(read.events))):
             judged.pieces.append((part, read.events))
+        elif read is not None:
+            contents = _contents(part, read.events, sealed, payloads)
+            closed = {row for row, content in contents.items() if _stays_closed(content, reading)}
+            kept = [row for row in range(len(part)) if row not in contents or row in closed]
+            judged.pieces.append(([part[row] for row in kept], read.events.take(pa.array(kept, pa.int64()))))
+            opened = {part[row]: content for row, content in contents.items() if row not in closed}
+            judged.wrong.update({i: poison for i, poison in opened.items() if isinstance(poison, serde.Poison)})
+            payloads_within = {i: content for i, content in opened.items() if isinstance(content, bytes)}
+            if payloads_within:
+                _decode_halves(event, schema, list(payloads_within), payloads_within, judged, "closed")
         elif len(part) > SMALLEST_PIECE:
             half = len(part) // 2
             waiting += [part[half:], part[:half]]
         else:
-            _decode_singly(event, part, payloads, judged)
+            _decode_singly(event, part, payloads, judged, reading)
 
 
-def _decode_singly(event: type[Event], positions: list[int], payloads: list[bytes | None], judged: Judged) -> None:
+_Payloads = Sequence[bytes | None] | Mapping[int, bytes]
+"""Payloads by position."""
+
+
+def _sealed_rows(events: pa.StructArray) -> list[int]:
+    """Return the rows that are sealed."""
+    if events.type.get_field_index(serde.SEALED) < 0 or not len((column := events.field(serde.SEALED)).values):
+        return []
+    return np.flatnonzero(np.diff(column.offsets)).tolist()
+
+
+def _stays_closed(content: bytes | serde.Poison, reading: Reading) -> bool:
+    return reading == "either" and isinstance(content, serde.Poison) and content.reason == "erased"
+
+
+def _contents(
+    positions: Sequence[int], events: pa.StructArray, sealed: list[int], payloads: _Payloads
+) -> dict[int, bytes | serde.Poison]:
+    """Return the payload that is sealed in each of these rows, or why it cannot be opened."""
+    rows = events.take(pa.array(sealed, pa.int64()))
+    contents = {}
+    for row, subject, ciphertext in zip(
+        sealed, rows.field("subject").to_pylist(), rows.field(serde.SEALED).to_pylist(), strict=True
+    ):
+        payload = payloads[positions[row]]
+        assert payload is not None  # noqa: S101 - it was decoded
+        contents[row] = serde.unseal(payload, subject, bytes(ciphertext))
+    return contents
+
+
+def _decode_singly(
+    event: type[Event], positions: Sequence[int], payloads: _Payloads, judged: Judged, reading: Reading
+) -> None:
     good, written = [], []
     for i in positions:
-        read = serde.decode(payloads[i], event)
+        read = serde.decode_closed(payloads[i], event) if reading == "closed" else serde.decode(payloads[i], event)
+        if reading == "either" and isinstance(read, serde.Poison) and read.reason == "erased":
+            read = serde.decode_closed(payloads[i], event)
         if isinstance(read, serde.Poison):
             judged.wrong[i] = read
         else:
             good.append(i)
-            written.append(serde.encode(read))  # in our encoding, whatever the writer's is
+            written.append(serde.encode_in_clear(read))  # in our encoding, whatever the writer's is
     if good:
         newest = versions.files().newest(event)
         again = _read(event, _WriterSchema(numbering.current().id_of(newest), newest), written)

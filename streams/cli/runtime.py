@@ -73,11 +73,13 @@ class AppContext:
     @functools.cached_property
     def settings_and_origins(self) -> tuple[Settings, dict[str, str]]:
         """The settings, and the origin of each that is not a default. Raises SettingsError."""
+        from streams.kafka.subject_keys import use_keys
         from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
         program_log.use_format(settings.logging.format)
+        use_keys(settings)
         if settings.schemas.registry_url:
             from streams.kafka.registry import client as schema_registry
 

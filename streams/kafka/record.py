@@ -86,14 +86,24 @@ class Record(NamedTuple):
         """Return the event in this record, or a Poison. Never raises."""
         return serde.decode(self.payload, expected)
 
-    def decode_placed(self, expected: type[E], partitions: int | None) -> E | serde.Poison:
+    def decode_closed(self, expected: type[E]) -> E | serde.Poison:
+        """Return the same without opening what is sealed in it. Never raises."""
+        return serde.decode_closed(self.payload, expected)
+
+    def decode_either(self, expected: type[E]) -> E | serde.Poison:
+        """Return the event in this record, and of one that was erased what is in clear. Never raises."""
+        event = self.decode(expected)
+        is_erased = isinstance(event, serde.Poison) and event.reason == "erased"
+        return self.decode_closed(expected) if is_erased else event
+
+    def decode_placed(self, expected: type[E], partitions: int | None, *, closed: bool = False) -> E | serde.Poison:
         """Return the event in this record, or a Poison, also if its key or partition do not match its subject.
 
         Everything about a task, a user, a policy … is in one partition of a topic, and so in one order; a record
-        elsewhere is never used. Without `partitions`, the topic's number of them, only the key is checked. Never
-        raises.
+        elsewhere is never used. Without `partitions`, the topic's number of them, only the key is checked. With
+        `closed` what is sealed in it stays so. Never raises.
         """
-        event = self.decode(expected)
+        event = self.decode_closed(expected) if closed else self.decode(expected)
         if isinstance(event, serde.Poison):
             return event
         field = key_field(expected)

@@ -180,4 +180,4 @@ def _when(record: Record) -> int:
 
 def _decoded(record: Record, by_name: Mapping[str, Topic]) -> TailedRecord:
     topic = by_name[record.at.topic]
-    return TailedRecord(record, topic, record.decode(topic.event))
+    return TailedRecord(record, topic, record.decode_either(topic.event))

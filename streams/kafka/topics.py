@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from schemas import events, versions
+from schemas import events, sealing, versions
 from schemas.event_sizes import most_bytes
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
@@ -74,6 +74,7 @@ def _shapes() -> dict[str, TopicShape]:
             raise SettingsError(f"plugin {plugin.name}: {exc}") from exc
         groups = shapes["groups"]
         shapes["groups"] = replace(groups, metadata={**groups.metadata, **plugin.metadata})
+        sealing.keep_metadata(plugin.metadata)
     return shapes
 
 

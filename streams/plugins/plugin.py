@@ -149,6 +149,9 @@ class Plugin:
     (streams/stages/tasks/episodes.py)."""
     sampling: str | None = None
     """Where its step in front of the engine is: `module:name` of a StepBuilder (streams/engines/sampling_step.py)."""
+    keys: str | None = None
+    """Where the keys are that persons' words are sealed with: `module:name` of a function that takes the settings and
+    returns a KeySource (schemas/key_source.py), or None if nothing is to be sealed."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

@@ -206,7 +206,8 @@ def register(driver: Driver) -> None:
     seen = driver.table("batched-groups", settings.topics.policy_partitions)
 
     async def handle(record: Record) -> None:
-        group = record.decode_placed(AdvantagedGroup, settings.topics.policy_partitions)
+        # by what is in clear: a batch refers to its groups, and is cut the same after an erasure
+        group = record.decode_placed(AdvantagedGroup, settings.topics.policy_partitions, closed=True)
         if isinstance(group, Poison):
             raise EventError(group.error, reason=group.reason)
         key, group_key = group.policy.encode(), group.group_id.encode()

@@ -32,6 +32,7 @@ from schemas.events import (
     MemoryEvent,
     Message,
     OutsideModel,
+    PrivacyEvent,
     PromptEvent,
     PromptSearch,
     PromptUse,
@@ -72,6 +73,10 @@ ITEMS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+IN_CLEAR = {"subject": None, "sealed": Octets()}
+"""Fields of an event that is nobody's; tests/unit/test_sealing.py gives it a subject."""
+
+
 def values(shape: Shape) -> st.SearchStrategy[Any]:
     plain = _plain(shape)
     return st.none() | plain if shape.optional else plain
@@ -102,7 +107,9 @@ def _plain(shape: Shape) -> st.SearchStrategy[Any]:
 
 @cache
 def records(kind: Any) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{name: values(shape) for name, shape in shapes(kind).items()}).map(_obeying)
+    drawn = {name: values(shape) for name, shape in shapes(kind).items()}
+    in_clear = {name: st.just(value) for name, value in IN_CLEAR.items() if name in drawn}
+    return st.builds(kind, **drawn | in_clear).map(_obeying)
 
 
 def _obeying(event: Any) -> Any:
@@ -211,6 +218,9 @@ def _obeying(event: Any) -> Any:
             error = "too long" if event.kind == "failed" else None
             rule = None if event.run_id is None else "prompt notes@1"
             return dataclasses.replace(event, namespace="people", key="ann", value=value, error=error, rule=rule)
+        case PrivacyEvent():
+            due = (event.due_at or 0) if event.kind == "asked" else None
+            return dataclasses.replace(event, person=f"p-{32 * 'a'}", sequence=abs(event.sequence) % 2**31, due_at=due)
         case ThreadEvent():
             return _whole_thread_event(event)
         case CallLora():

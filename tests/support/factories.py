@@ -48,6 +48,8 @@ from schemas.events import (
     Message,
     Outcome,
     OutsideModel,
+    PrivacyEvent,
+    PrivacyKind,
     PromptEvent,
     PromptKind,
     PromptVariable,
@@ -557,6 +559,7 @@ def one_of_each() -> list[Event]:
         queue_event(),
         document_event(),
         guardrail_verdict(),
+        privacy_event(),
     ]
 
 
@@ -759,6 +762,25 @@ def guardrail_verdict(**changes: Any) -> GuardrailVerdict:
         "reason": "an e-mail address",
     }
     return GuardrailVerdict(**whole | changes)
+
+
+def privacy_event(kind: PrivacyKind = "asked", sequence: int = 0, **changes: Any) -> PrivacyEvent:
+    """Return an event about one person."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id(PERSON, kind, sequence),
+        "person": PERSON,
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "actor": "ann",
+        "reason": "asked for",
+        "due_at": T0 if kind == "asked" else None,
+    }
+    return PrivacyEvent(**whole | changes)
+
+
+PERSON = f"p-{'0123456789abcdef' * 2}"
+"""A pseudonym."""
 
 
 def document_event(kind: DocumentKind = "added", sequence: int = 0, **changes: Any) -> DocumentEvent:

@@ -236,10 +236,10 @@ def test_an_integer_beyond_32_bits_is_not_wrapped() -> None:
 
 def test_a_layout_that_other_writers_use_is_read() -> None:
     good = encode(reward(components={}))
-    assert good.endswith(b"\0\0")  # no components, no steps
+    assert good.endswith(b"\0\0\0")  # no components, no steps, and it is not sealed
     # a block with its size in bytes, and a key given twice: the later one counts
-    blocks = good[:-2] + b"\x01\x14\x02a" + struct.pack("<d", 1.0) + b"\x04\x02a" + struct.pack("<d", 2.0)
-    blocks += b"\x02b" + struct.pack("<d", 3.0) + b"\0\0"
+    blocks = good[:-3] + b"\x01\x14\x02a" + struct.pack("<d", 1.0) + b"\x04\x02a" + struct.pack("<d", 2.0)
+    blocks += b"\x02b" + struct.pack("<d", 3.0) + b"\0\0\0"
     found = decode(Reward, records([good, blocks]))
     assert found.bad == ()
     assert found.table["components"].to_pylist() == [[], [("a", 2.0), ("b", 3.0)]]

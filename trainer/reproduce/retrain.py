@@ -38,6 +38,7 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
+from trainer.reproduce.erased_examples import records_in_parts, refuse_erased
 from trainer.reproduce.recorded import (
     PlannedStep,
     RecordedSetup,
@@ -66,8 +67,8 @@ def plan(
     """Return everything needed to make `version` (None: the newest) from `start`; `files` are what versions came from.
 
     Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version
-    or does not lead to it, RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if
-    the log cannot be read.
+    or does not lead to it, RefusedError if retention has deleted a batch or a group, examples were erased, or a file is
+    missing, LogError if the log cannot be read.
     """
     events = recorded_events(settings, policy, history)
     if not events:
@@ -92,6 +93,9 @@ def plan(
     made_by = {event.last_batch: event.version for event in chain if event.last_batch is not None}
     batches = {batch.sequence: (at, batch) for at, batch in _batches(settings, policy, made_by, history)}
     _refuse_cut(settings, policy, batches.values(), made_by, history)
+    topic = topics(settings.topics)["groups"].name
+    places = [place for _, batch in batches.values() for place in coordinates_of(batch, topic)]
+    refuse_erased((record, None) for record in records_in_parts(history, places))
     steps = (
         PlannedStep(event, remake=remakes[event.version])
         if event.last_batch is None

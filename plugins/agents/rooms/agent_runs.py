@@ -73,6 +73,7 @@ class BeginBody(Body):
     observed: ObservedBody | None = None
     prompt_version: str | None = Field(None, description="NAME@VERSION of the prompt that its messages begin with")
     program: ProgramBody | None = None
+    subject: str | None = Field(None, description="pseudonym of the person that its task is of")
 
 
 class EndBody(Body):

@@ -410,6 +410,7 @@ def _failed_response(task: Task, agent_id: str, sampling_id: str, slot: int, rea
         created_at=times.now_ms(),
         traceparent=task.traceparent,
         metadata={"purpose": task.purpose},
+        subject=task.subject,
         policy=task.policy,
         slot=slot,
         group_size=task.group_size,

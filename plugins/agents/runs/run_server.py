@@ -124,6 +124,7 @@ class AgentServer:
     ) -> dict[str, Any]:
         return {
             "task_id": task.task_id,
+            "subject": task.subject,
             "sampling_id": sampling_id,
             "slot": slot,
             "group_size": task.group_size,

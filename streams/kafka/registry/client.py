@@ -27,6 +27,7 @@ from schemas import ids as schema_ids
 from schemas.ids import RegistryIds, RegistryVersion
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.retry import StoppedWaiting
+from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import Topic, topics
 from streams.observability.metrics import OFF, SCHEMA_REGISTRY, Meter
 from streams.settings.model import Settings
@@ -51,7 +52,8 @@ class RegistryUnavailable(LogError):
 
 
 def use(settings: Settings) -> None:
-    """Write and read with the ids of the settings; a registry is asked when the first record needs it."""
+    """Write and read with the ids and keys of the settings; a registry is asked when the first record needs it."""
+    use_keys(settings)
     if settings.schemas.registry_url:
         schema_ids.use_later(partial(connect, settings))
     else:
@@ -64,6 +66,7 @@ def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = 
     A lookup of an unknown id waits in the same way from then on. Raises StoppedWaiting once `stop` is set, RefusedError
     if the registry denies access, SettingsError if its ids clash with ours or the settings cannot work.
     """
+    use_keys(settings)
     if not settings.schemas.registry_url:
         schema_ids.use(schema_ids.LOCK_IDS)
         return

@@ -178,6 +178,7 @@ def assemble(
         "created_at": effect.created_at,
         "traceparent": task.traceparent,
         "metadata": _metadata(task) | source_digests(rule.formula, rule.credit),
+        "subject": task.subject,
         "policy": task.policy,
         "purpose": task.purpose,
         "scenario": task.scenario,
@@ -210,6 +211,7 @@ def assemble(
         "left_out": [
             {"slot": left.slot, "response_id": left.response_id, "reason": left.reason} for left in effect.left_out
         ],
+        "sealed": b"",
     }
 
 

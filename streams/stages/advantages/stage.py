@@ -22,7 +22,7 @@ from streams.observability import trace_context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.advantages.credit import source_digests
-from streams.stages.advantages.group_event import GroupRecord, group_record
+from streams.stages.advantages.group_event import GroupRecord, group_record, without_responses
 from streams.stages.advantages.incoming import Columns, Incoming, ResponseBody, columns_of, incoming
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
@@ -144,7 +144,13 @@ class AdvantageStage:
     def _group(
         self, effect: EmitGroup, record: Record, fetched: Mapping[Coordinates, Record]
     ) -> GroupRecord | DeadLetter:
-        bodies = {member.at: self.cache.take(member.at) or self._read(member.at, fetched) for member in effect.members}
+        bodies: dict[Place, ResponseBody] = {}
+        for member in effect.members:
+            body = self.cache.take(member.at) or self._read(member.at, fetched)
+            if body is None:
+                effect, bodies = without_responses(effect, "erased"), {}
+                break
+            bodies[member.at] = body
         group = group_record(effect, bodies, self._groups)
         if group is not None:
             return group
@@ -155,8 +161,11 @@ class AdvantageStage:
         )
         return dead_letter(record, stage=STAGE, reason="too_large", error=error)
 
-    def _read(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody:
+    def _read(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody | None:
+        """Return a response again; None if its subject was erased since."""
         response = self.decode(fetched[Coordinates(self._responses, *place)])
+        if isinstance(response, DeadLetter) and response.reason == "erased":
+            return None
         assert isinstance(response, Incoming) and response.body is not None  # noqa: S101 - as when it was counted
         return response.body
 

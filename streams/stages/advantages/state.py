@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from schemas import sealing
 from schemas.conventions import deadline_ms, task_time_ms
 from schemas.events import Coordinates, LeftOut, Task
 from streams.settings.model import Advantages
@@ -44,11 +45,14 @@ class TaskInfo(NamedTuple):
     """The task's metadata, copied to its group: rollouts finds the suite of an eval task there."""
     request_digest: str
     """See digests.py."""
+    subject: str | None = None
+    """The person that it is of: its group is sealed for the same."""
 
     def content_digest(self) -> str:
         """Return a digest that is equal for records of the same task, whatever their times and traces."""
         sources = tuple((name, weight + 0.0) for name, weight in self.sources)  # -0.0 is 0.0
-        return digest_of(*self._replace(sources=sources, deadline_ms=None, timestamp_ms=0, traceparent=None))
+        *values, subject = self._replace(sources=sources, deadline_ms=None, timestamp_ms=0, traceparent=None)
+        return digest_of(*values, *(() if subject is None else (subject,)))
 
     def is_late(self, timestamp_ms: int) -> bool:
         """Return whether a record of this time is after the task's deadline."""
@@ -56,7 +60,13 @@ class TaskInfo(NamedTuple):
 
 
 def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
-    """Return the fields of a task that the stage needs; its record has this timestamp."""
+    """Return the fields of a task that the stage needs; its record has this timestamp.
+
+    They are written to a table, so a task of a subject has none of its caller's metadata, and its digest is salted.
+    """
+    metadata, salt = task.metadata, tuple[str, ...]()
+    if task.subject is not None:
+        metadata, salt = sealing.clear_metadata(metadata), (sealing.salt(task.subject),)
     return TaskInfo(
         policy=task.policy,
         purpose=task.purpose,
@@ -68,8 +78,9 @@ def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
         deadline_ms=deadline_ms(task, timestamp_ms, rule.deadline_s),
         timestamp_ms=task_time_ms(task, timestamp_ms),
         traceparent=task.traceparent,
-        metadata=tuple(sorted(task.metadata.items())),
-        request_digest=request_digest(task.messages, task.sampling, task.verifier, task.reward_sources),
+        metadata=tuple(sorted(metadata.items())),
+        request_digest=request_digest(task.messages, task.sampling, task.verifier, task.reward_sources, *salt),
+        subject=task.subject,
     )
 
 

@@ -54,6 +54,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         created_at=served.created_at,
         traceparent=task.traceparent,
         metadata={"purpose": task.purpose} | _cost(completion, served.outside) | notes,
+        subject=task.subject,
         policy=task.policy,
         slot=completion.slot,
         group_size=task.group_size,

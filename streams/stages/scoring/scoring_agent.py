@@ -398,6 +398,7 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
         task_id=response.task_id,
         created_at=now_ms,
         traceparent=response.traceparent,
+        subject=response.subject,
         policy=response.policy,
         slot=response.slot,
         source=source.name,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from schemas import key_source, sealing
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, RewardSource, Sampling, Task, derive_id
 from streams.settings.model import Topics
@@ -55,6 +56,8 @@ class Reading:
     """Whether the caller has --map, which messages may then offer."""
     agents: AgentLookup = lambda _: None
     """Finds the agents that tasks name: a task without sources or prompt has those of its agent."""
+    caller: str | None = None
+    """The key or user that sends the tasks."""
     steps: LineSteps = field(default_factory=LineSteps)
     """Complete what tasks name of the log."""
 
@@ -62,11 +65,13 @@ class Reading:
 def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Reading) -> Task:
     """Return the task of a line, whose row has these fields. Raises ValueError for names that are not found."""
     agent = None if line.agent is None else reading.agents(line.agent)
+    subject = _subject_of(line, reading)
     task = Task(
-        task_id=line.task_id or _derived_id(fields, line),
+        task_id=line.task_id or _derived_id(fields, line, subject),
         created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
         metadata={"source": place, **line.metadata},
+        subject=subject,
         policy=line.policy,
         purpose=line.purpose,
         scenario=line.scenario,
@@ -107,8 +112,17 @@ def with_named(
     return replace(task, task_id=task_id, metadata=metadata)
 
 
-def _derived_id(fields: Mapping[str, Any], line: TaskLine) -> str:
-    """Return the id of a line's content, independent of the form of its messages, answer and tools."""
+def _subject_of(line: TaskLine, reading: Reading) -> str | None:
+    """Return the pseudonym of the person whose words a line has; None: nothing is sealed. Raises ValueError."""
+    try:
+        return key_source.current().subject_of(line.tenant, line.user, reading.caller)
+    except key_source.ErasedError:
+        raise ValueError("user: this person was erased, and nothing is recorded for one any more") from None
+
+
+def _derived_id(fields: Mapping[str, Any], line: TaskLine, subject: str | None) -> str:
+    """Return the id of a line's content, independent of the form of its messages, answer and tools; a subject's cannot
+    be guessed."""
     content = _without_nulls(fields)
     if line.messages is not None:
         content["messages"] = [_own_message(message.message) for message in line.messages]
@@ -116,7 +130,8 @@ def _derived_id(fields: Mapping[str, Any], line: TaskLine) -> str:
         content["answer"] = line.answer
     if line.tools:
         content["tools"] = [_own_tool(tool) for tool in content["tools"]]
-    return derive_id("line", json.dumps(content, sort_keys=True, default=plain))
+    salt = () if subject is None else (sealing.salt(subject),)
+    return derive_id("line", *salt, json.dumps(content, sort_keys=True, default=plain))
 
 
 def _own_message(message: Message) -> dict[str, Any]:

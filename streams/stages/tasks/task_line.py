@@ -124,6 +124,7 @@ class TaskLine(OutsideObject):
     created_at: int | None = None
     traceparent: str | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(default_factory=dict)
+    user: Text | None = Field(None, description="the person whose words these are, if words are sealed here")
     policy: str = Field(min_length=1)
     purpose: Purpose = "train"
     scenario: Text = "default"

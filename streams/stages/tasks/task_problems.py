@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from schemas import serde
 from schemas.events import Sampling, Task
@@ -16,10 +17,12 @@ RECORD_OVERHEAD_BYTES = 512
 def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Iterator[str]:
     """Yield each problem of a task, before it is sent: fields, size, group, sampling, scorers."""
     try:
-        size = len(serde.encode(task))
+        size = len(serde.encode(replace(task, subject=None)))
     except serde.EncodeError as exc:
         yield str(exc)
         return
+    if task.subject is not None:
+        size *= 2  # at most: what is in clear, and all of it once more
     most = topic_settings.max_record_bytes - RECORD_OVERHEAD_BYTES
     if size > most:
         yield (

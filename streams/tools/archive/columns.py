@@ -124,7 +124,7 @@ def record_in(rows: DecodedRows, row: int) -> Record:
 
 def store_rows(event: type[Event], rows: DecodedRows) -> Stored:
     """Return the rows as columns, and how many of them are not events. They are decoded at once, as in `judge`."""
-    judged = judge(event, rows.payloads, exact=True)
+    judged = judge(event, rows.payloads, exact=True, reading="closed")
     fields = judged.fields(event)
     late = _late(fields, len(rows.payloads))
     ids, count = judged.schema_ids, len(rows.payloads)

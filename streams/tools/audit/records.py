@@ -54,8 +54,11 @@ from streams.tools.audit.record_digests import (
 
 
 def event_and_key(record: Record, topic: Topic) -> Event | Unusable:
-    """Return the event in `record`, or why it is unusable: not an event of its topic, or a wrong key."""
-    event = record.decode(topic.event)
+    """Return the event in `record`, or why it is unusable: not an event of its topic, or a wrong key.
+
+    Sealed fields stay sealed: an audit counts the same before an erasure and after it.
+    """
+    event = record.decode_closed(topic.event)
     if isinstance(event, Poison):
         return Unusable(record.at, event.reason)
     if topic.key and record.key != getattr(event, topic.key).encode():
@@ -77,7 +80,7 @@ def _task(record: Record, task: Task) -> TaskFact:
         at=record.at,
         ms=task_time_ms(task, record.timestamp_ms),
         mark=mark_of(record.key, record.payload),
-        content=content_digest(task, "created_at", "traceparent", "deadline_at"),
+        content=content_digest(task, "created_at", "traceparent", "deadline_at", "sealed"),
         policy=task.policy,
         purpose=task.purpose,
         scenario=task.scenario,

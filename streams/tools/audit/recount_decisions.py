@@ -69,7 +69,7 @@ class DecisionRecount(KeyedRecount[DecisionFact]):
         key, kind, sequence = getattr(event, self.key), event.kind, event.sequence
         has_own_id = event.event_id == derive_id(key, kind, sequence)
         content = content_digest(event, "created_at", "traceparent")
-        said = (event.digest or "", self.about(event))
+        said = (getattr(event, "digest", None) or "", self.about(event))
         self.keep(key, DecisionFact(record.at, kind, sequence, has_own_id, content, *said))
 
     def recount(self, facts: KeyFacts[DecisionFact], view: AuditView) -> RecountOutcome:

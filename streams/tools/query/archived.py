@@ -2,7 +2,7 @@
 
     segments ─┬─ written with the newest schema, all events ──► read_parquet
               ├─ with records that are not events ──────────────► read_parquet, without those
-              └─ written before a field existed   ────────────► payloads ──► decoded again, with its default
+              └─ written before a field existed, or sealed ───► payloads ──► decoded again, with its default, opened
 
 Size and footer are checked first. Damage inside a page is found if it cannot be decompressed or decoded, and otherwise
 by `admin archive verify`: queries do not check checksums of pages.
@@ -11,13 +11,14 @@ by `admin archive verify`: queries do not check checksums of pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas import ids as numbering, versions
+from schemas import ids as numbering, key_source, versions
+from schemas.avro_schema import shapes
 from schemas.events import AdvantagedGroup, Coordinates, Event
 from streams.arrow import decode
 from streams.arrow.decode import Bad, DecodedRows
@@ -36,6 +37,7 @@ class Sorted(NamedTuple):
     clean: list[Segment]
     with_bad: list[Segment]
     older: list[Segment]
+    """Those that are decoded again."""
 
 
 def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]) -> Sorted:
@@ -43,9 +45,11 @@ def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]
     sorted_segments = Sorted([], [], [])
     newest = versions.files().newest(event)
     ids = numbering.current().ids_meaning(newest) if newest.version > 1 else frozenset()
+    kind: Any = event
+    has_keys = "subject" in shapes(kind) and not isinstance(key_source.current(), key_source.NoKeys)
     for segment in segments:
         unsure = event is AdvantagedGroup or (newest.version > 1 and ids.isdisjoint(segment.schema_ids))
-        if unsure and not _has_columns(archive, event, segment):
+        if (unsure and not _has_columns(archive, event, segment)) or (has_keys and _has_subjects(archive, segment)):
             sorted_segments.older.append(segment)
         else:
             (sorted_segments.with_bad if segment.bad else sorted_segments.clean).append(segment)
@@ -61,6 +65,19 @@ def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -
     return all(
         field.name in schema.names and schema.field(field.name).type == field.type for field in segment_schema(event)
     )
+
+
+def _has_subjects(archive: ArchiveReader, segment: Segment) -> bool:
+    """Return whether any row of a segment is of a subject, as its footer says."""
+    try:
+        with archive.store.open(f"{archive.folder(segment.label)}/{segment.name}") as source:
+            footer = pq.read_metadata(source)
+    except (OSError, pa.ArrowException, LogError):
+        return False  # as above
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    subjects = [column for column in columns if column.path_in_schema == "subject"]
+    return any(column.statistics is None or column.statistics.has_min_max for column in subjects)
 
 
 def selects(sorted_: Sorted, listed: Mapping[str, str], scope: Scope) -> list[str]:

@@ -85,7 +85,7 @@ class Chunks:
             self._whole = True
             self._let_go()
             return
-        decoded = decode.decode_rows(self._event, rows)
+        decoded = decode.decode_rows(self._event, rows, reading="either")
         self._tables.append(decoded.table)
         self.bad += decoded.bad
         if decoded.bad and self._on_bad is not None:

@@ -200,7 +200,7 @@ def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadL
     windows: dict[str, batches.BatchWindow] = {}
     seen: set[str] = set()
     for record in records:
-        group = record.decode_placed(AdvantagedGroup, settings.topics.policy_partitions)
+        group = record.decode_placed(AdvantagedGroup, settings.topics.policy_partitions, closed=True)
         if isinstance(group, Poison):
             yield dead_letter(record, stage=batches.STAGE, reason=group.reason, error=group.error)
             continue

@@ -164,7 +164,7 @@ class CallPreparation:
     def _new_conversation(self, call: ModelCall, now: int) -> Conversation:
         """Return a new trajectory for a call; it is remembered once its first turn is recorded."""
         name = call.trajectory_id or derive_id("trajectory", call.agent_id, self._nonce, next(self._begun))
-        conversation = Conversation(name, name, call.agent_id, now, now)
+        conversation = Conversation(name, name, call.agent_id, now, now, subject=call.subject)
         conversation.continues = self._conversations.conversation_of(call, self._versions.policy)
         if call.trajectory_id is not None:
             self._conversations.by_id[name] = conversation  # another call that names it meanwhile is of the same

@@ -30,6 +30,8 @@ class ModelCall:
     """One request for an answer of the policy."""
 
     agent_id: str
+    subject: str | None = None
+    """The person whose words it has; None: nothing is sealed."""
     trajectory_id: str | None = None
     """The trajectory it belongs to; None: the recorder finds the one it continues, or starts a new one."""
     model: str

@@ -47,6 +47,8 @@ class Conversation:
     """Milliseconds since the epoch, as `last_at`."""
     last_at: int
     purpose: Purpose = "serve"
+    subject: str | None = None
+    """The person that it is of; a call of a run without a task may be of another."""
     continues: str | None = None
     """The conversation that it is a run of; None: it is one by itself."""
     sampling_id: str | None = None
@@ -90,6 +92,10 @@ class Conversation:
         if limit is not None and len(self.called) >= limit:
             text = f"this run has made {len(self.called)} calls, and its task allows {limit} (max_turns)"
             raise CallError("invalid", f"{text}; end it with what there is")
+
+    def subject_of(self, call: ModelCall) -> str | None:
+        """Return whose words a call of it has: those of its task's subject, or else of the caller's."""
+        return self.subject if self.sampling_id is not None and self.subject else call.subject or self.subject
 
     @property
     def turns(self) -> Iterator[Turn]:
@@ -162,7 +168,7 @@ class Conversations:
         )
         conversation.purpose, conversation.sampling_id, conversation.slot = event.purpose, event.sampling_id, event.slot
         conversation.group_size, conversation.adapter_version = event.group_size, event.adapter_version
-        conversation.started = True
+        conversation.started, conversation.subject = True, event.subject
         conversation.continues = event.metadata.get(CONVERSATION)
         conversation.ended = conversation.ended or event.kind == "ended"
         if event.sampling_id is not None:
@@ -202,6 +208,7 @@ class Conversations:
             started_at = turn.started_at
             conversation = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, started_at, started_at)
             conversation.sampling_id, conversation.slot = turn.sampling_id, turn.slot
+            conversation.subject = turn.subject
             # the beginning of a task's run is in the log before any call
             conversation.started = turn.sampling_id is not None
         self.by_id[turn.trajectory_id] = conversation
@@ -340,7 +347,8 @@ class Conversations:
         or have not."""
         for _, digest in call.digests.longest_first():
             ends = self._ends.get((call.agent_id, call.digests.tools, digest), ())
-            fitting = (end for end in ends if end.conversation.ended == has_ended)
+            state = has_ended, call.subject
+            fitting = (end for end in ends if (end.conversation.ended, end.conversation.subject) == state)
             newest = max(fitting, key=HistoryEnd.age, default=None)  # by time: a restart reads in another order
             if newest is not None:
                 return newest.conversation
@@ -376,7 +384,8 @@ class Conversations:
         holders = [conversations for conversations in known if conversations]
         common = set.intersection(*holders) if holders else set()
         conversation = common.pop() if len(common) == 1 else None
-        return None if conversation is None or conversation.ended else conversation
+        fits = conversation is not None and not conversation.ended and conversation.subject == call.subject
+        return conversation if fits else None
 
     def find_answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
         """Return the turns of the call that this one is a retry of, by choice, if all were recorded and delivered."""

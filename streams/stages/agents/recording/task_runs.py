@@ -60,6 +60,8 @@ class TrajectoryOrder:
     """NAME@VERSION of the prompt that its task's messages begin with."""
     program: AgentProgram | None = None
     """The task that is run."""
+    subject: str | None = None
+    """The person that its task is of."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
         """Return its beginning. A user may be waiting for the answer to a `serve` task, so its agent decides how to
@@ -71,6 +73,7 @@ class TrajectoryOrder:
             created_at=now,
             traceparent=self.traceparent,
             metadata=self.metadata,
+            subject=self.subject,
             kind="started",
             agent_id=self.agent_id,
             policy=self.policy,

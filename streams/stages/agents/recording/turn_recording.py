@@ -59,7 +59,11 @@ class TurnRecording:
 
     def check_fits(self, prepared: PreparedCall) -> None:
         """Raise CallError for a call whose turn is too large to be recorded even with an empty answer."""
-        if prepared.call.form is None and _bytes_at_most(prepared) < self._writer.most_bytes:
+        if (
+            prepared.call.form is None
+            and prepared.call.subject is None
+            and _bytes_at_most(prepared) < self._writer.most_bytes
+        ):
             return  # as nearly all do, and to write it out takes longer
         unanswered = TokenStream(prepared.generation(0))
         unanswered.finish("length")
@@ -140,6 +144,7 @@ def turn_of(
         task_id=conversation.task_id,
         created_at=times.now_ms(),
         metadata=_metadata(call, placement.new) | dict(origin.notes),
+        subject=conversation.subject_of(call),
         agent_id=call.agent_id,
         policy=prepared.policy,
         adapter_version=prepared.version,

@@ -70,6 +70,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         traceparent=ended.traceparent,
         metadata={**ended.metadata, "purpose": ended.purpose}
         | ({} if ended.observed is None else {ENDED: ended.reason}),
+        subject=ended.subject,
         policy=ended.policy,
         slot=ended.slot,
         group_size=ended.group_size,

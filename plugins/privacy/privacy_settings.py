@@ -1,0 +1,56 @@
+"""The settings of privacy: the words that are sealed, the place of the keys, and the time of grace."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from streams.settings.model import Section
+
+
+class Privacy(Section):
+    """Persons' words are sealed with a key each."""
+
+    key_folder: str = Field(
+        "",
+        description="folder with the keys of persons, outside the log and its backups; empty: nothing is sealed or "
+        "opened, unless command is set",
+    )
+    command: str = Field(
+        "",
+        description="instead of key_folder: a command line, followed by get, create or delete and a name; it prints "
+        "the key in base64; exit code 3: there is none",
+    )
+    seal: Literal["off", "named", "all"] = Field(
+        "off",
+        description="named: what calls and tasks have that name a person; all: the rest, too, with a key for each API "
+        "key or user that calls; off: nothing, and what is sealed is read all the same",
+    )
+    tenants: str = Field("", description="comma separated: those of whom it is sealed; empty: all, and what has none")
+    grace_s: float = Field(
+        0.0, ge=0, description="how long an erasure may be revoked, seconds; the words are unreadable meanwhile"
+    )
+    unknown: Literal["stop", "dead_letter"] = Field(
+        "stop",
+        description="what a stage does with a record whose key is unknown, and not known to be erased: stop, or write "
+        "a dead letter",
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Privacy:
+        if self.key_folder and self.command:
+            raise ValueError("key_folder and command are both set; keys are in a folder, or a command has them")
+        if self.seal != "off" and not self.has_store:
+            raise ValueError(f"seal={self.seal} needs a place for keys; set key_folder, or command")
+        return self
+
+    @property
+    def has_store(self) -> bool:
+        """Whether there are keys."""
+        return bool(self.key_folder or self.command)
+
+    def seals_for(self, tenant: str | None) -> bool:
+        """Return whether words of this tenant are sealed."""
+        names = {name.strip() for name in self.tenants.split(",") if name.strip()}
+        return self.seal != "off" and (not names or tenant in names)

@@ -1,0 +1,98 @@
+"""The keys that persons' words are sealed with, as this process has them.
+
+A key is there, was erased, or is unknown, and unknown is never taken for erased: a wrong key store must not make
+people's words vanish.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+KEY_BYTES = 64
+"""Length of a subject's key: AES-256 twice, for the tag and for the text."""
+
+
+class UnknownKeyError(Exception):
+    """The key source does not know this subject, so it cannot say whether it was erased."""
+
+
+class ErasedError(Exception):
+    """The key of the subject was deleted."""
+
+
+class AlteredError(Exception):
+    """The ciphertext was made for another record, or with another key."""
+
+
+class KeySource(Protocol):
+    """The keys of subjects, as this process has them."""
+
+    def key_of(self, subject: str) -> bytes:
+        """Return the KEY_BYTES of a subject's key. Raises ErasedError or UnknownKeyError.
+
+        An error of another kind stops the reader or writer.
+        """
+        ...
+
+    def salt_of(self, subject: str) -> bytes:
+        """Return what digests of a subject's words begin with: from its key, whether it was erased or not.
+
+        Raises UnknownKeyError where there is no key.
+        """
+        ...
+
+    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+        """Return the pseudonym of a person, whose key is made if there is none yet; None: nothing is sealed.
+
+        `person` is the name that the caller gives, unique in its tenant; `caller` the API key or user that calls.
+        Raises ErasedError for a person who was erased.
+        """
+        ...
+
+
+class NoKeys:
+    """The source of a process that has none."""
+
+    def key_of(self, subject: str) -> bytes:
+        """Raise UnknownKeyError."""
+        raise UnknownKeyError(
+            f"no key store is set, and a record is sealed for subject {subject}; load the plugin that has one"
+        )
+
+    def salt_of(self, subject: str) -> bytes:
+        """Raise UnknownKeyError."""
+        return self.key_of(subject)
+
+    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+        """Return None."""
+        return None
+
+
+class _ProcessKeys:
+    """The source of this process, found when the first record needs it."""
+
+    source: KeySource | None = NoKeys()
+    find: Callable[[], KeySource | None] = NoKeys
+    lock = threading.Lock()
+
+
+def use(source: KeySource) -> None:
+    """Seal and open with these keys from now on, in the whole process."""
+    _ProcessKeys.source = source
+
+
+def use_later(find: Callable[[], KeySource | None]) -> None:
+    """The same with the source that `find` returns when the first record needs a key; None: there are no keys."""
+    _ProcessKeys.source, _ProcessKeys.find = None, staticmethod(find)
+
+
+def current() -> KeySource:
+    """Return the source of keys. Raises the errors of finding it."""
+    if (source := _ProcessKeys.source) is not None:
+        return source
+    with _ProcessKeys.lock:
+        if _ProcessKeys.source is None:
+            _ProcessKeys.source = _ProcessKeys.find() or NoKeys()
+        return _ProcessKeys.source
