@@ -164,6 +164,8 @@ class RatedAnswer(NamedTuple):
     """0 if no task was submitted."""
     created_at: int
     """Milliseconds since the epoch: feedback cannot be older."""
+    subject: str | None = None
+    """The person that it is of."""
 
 
 def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | None, now_ms: int) -> Reward:
@@ -174,6 +176,7 @@ def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | No
         response_id=answer.answer_id,
         task_id=answer.task_id,
         created_at=now_ms,
+        subject=answer.subject,
         policy=answer.policy,
         slot=answer.slot,
         source=name,

@@ -51,6 +51,10 @@ class KeySource(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Release what it holds: another source takes its place."""
+        ...
+
 
 class NoKeys:
     """The source of a process that has none."""
@@ -69,6 +73,9 @@ class NoKeys:
         """Return None."""
         return None
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class _ProcessKeys:
     """The source of this process, found when the first record needs it."""
@@ -80,12 +87,15 @@ class _ProcessKeys:
 
 def use(source: KeySource) -> None:
     """Seal and open with these keys from now on, in the whole process."""
-    _ProcessKeys.source = source
+    use_later(lambda: source)
 
 
 def use_later(find: Callable[[], KeySource | None]) -> None:
     """The same with the source that `find` returns when the first record needs a key; None: there are no keys."""
-    _ProcessKeys.source, _ProcessKeys.find = None, staticmethod(find)
+    with _ProcessKeys.lock:
+        before, _ProcessKeys.source, _ProcessKeys.find = _ProcessKeys.source, None, staticmethod(find)
+    if before is not None:
+        before.close()
 
 
 def current() -> KeySource:

@@ -24,6 +24,7 @@ from schemas.avro_schema import Shape, shapes
 from schemas.conventions import (
     CONTAMINATION_ALLOWED_BY,
     CONVERSATION,
+    CONVERSATION_TASKS,
     COST,
     PINNED,
     POLICY_LAG,
@@ -87,8 +88,9 @@ def _cipher(key: bytes) -> AESSIV:
 # --- what stays in clear ----------------------------------------------------------------------------------------------
 
 _kept_metadata = {
-    *(POLICY_LAG, PINNED, THREAD, CONVERSATION, THREAD_TASK, TASK_PARTS, WAITS_FOR, TOOL_IDS, *SOURCE_SHA256, COST),
-    *(CONTAMINATION_ALLOWED_BY, SELFPLAY_RUN, SELFPLAY_TASKS, RUN_TASK, PROGRAM_RUN, HANDOFF, ANSWERED_TASK),
+    *(POLICY_LAG, PINNED, THREAD, CONVERSATION, CONVERSATION_TASKS, THREAD_TASK, TASK_PARTS, WAITS_FOR, TOOL_IDS),
+    *(*SOURCE_SHA256, COST, CONTAMINATION_ALLOWED_BY, SELFPLAY_RUN, SELFPLAY_TASKS),
+    *(RUN_TASK, PROGRAM_RUN, HANDOFF, ANSWERED_TASK),
     *("purpose", "suite", "suite_size", "suite_index", "success_reward", "epoch", "resubmitted_from"),
 }
 """Keys of metadata that the system writes, whose values say nothing of a person's words."""

@@ -159,7 +159,8 @@ def find_answer(settings: Settings, name: str) -> RatedAnswer:
                 continue
             event = record.decode(kind)
             if not isinstance(event, Poison) and _id_of(event) == wanted:
-                return RatedAnswer(wanted, event.task_id, event.policy, event.slot or 0, event.created_at)
+                about = (event.task_id, event.policy, event.slot or 0, event.created_at, event.subject)
+                return RatedAnswer(wanted, *about)
     raise NotFoundError(
         f"no response {wanted} in {topics(settings.topics)['responses'].name}, and no turn or trajectory of that id; "
         "`streamward events tail responses turns --from -20 --until-end --output jsonl` shows the newest with their ids"

@@ -39,6 +39,9 @@ class Keys:
     def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
         return person
 
+    def close(self) -> None:
+        pass
+
     def salt_of(self, subject: str) -> bytes:
         return sha512(subject.encode()).digest()
 

@@ -134,6 +134,7 @@ def event_of(
         answer_id=row.answer_id,
         created_at=now_ms,
         metadata={CONVERSATION_TASKS: "\n".join(tasks)} if tasks else {},
+        subject=finished.subject,
         policy=row.policy,
         agent_id=row.agent_id,
         scenario=row.scenario,

@@ -12,6 +12,7 @@ from itertools import islice
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.agents.caller import subject_of
 from gateway.http.principal import actor_of
 from gateway.log.open_log import AT_ONCE
 from plugins.threads.acp.thread_access import logged_namespace, own_labels
@@ -92,7 +93,8 @@ class AcpStore:
     def _put(self, request: Request, body: ItemPut) -> MemoryItem:
         namespace = self._labels(request, body.namespace)
         try:
-            return self._memory().put(namespace, body.key, json_text.one_line(body.value), actor=actor_of(request))
+            value, subject = json_text.one_line(body.value), subject_of(request, None)
+            return self._memory().put(namespace, body.key, value, actor=actor_of(request), subject=subject)
         except EventError as exc:
             raise CallError("invalid", str(exc)) from exc
 

@@ -13,8 +13,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.agents.caller import subject_of
 from gateway.http.principal import actor_of
 from gateway.http.route import CONVERSATION
+from plugins.agents.registry.agent_log import object_of
 from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_access import check_thread, own_agent, thread_name
 from plugins.threads.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
@@ -27,6 +29,8 @@ from schemas.events import ThreadEvent
 from streams.errors import CallError
 from streams.kafka import times
 
+USER = "user_id"
+"""Key of the person in the metadata of threads and runs."""
 LISTED = "POST /acp/threads/search lists threads"
 """Where the ids of threads are found."""
 
@@ -73,6 +77,7 @@ class AcpThreads:
             request,
             state.thread_id,
             "changed",
+            of=state,
             labels=None if body.metadata is None else json_text.one_line(body.metadata),
             values=None if body.values is None else json_text.one_line(body.values),
             checkpoint=None if body.checkpoint is None else body.checkpoint.checkpoint_id,
@@ -88,7 +93,7 @@ class AcpThreads:
         """Delete a thread. A run in progress on it is cancelled."""
         state = await self._views.get(request, thread_id)
         await self._views.forget(request, state.thread_id)
-        await self._runs.append(thread_event(request, state.thread_id, "deleted"))
+        await self._runs.append(thread_event(request, state.thread_id, "deleted", of=state))
 
     @ACP.post("/threads/{thread_id}/copy", may="chat.call", ids=LISTED, refuses=(404,))
     async def acp_copy_thread(self, request: Request, thread_id: str) -> ThreadAnswer:
@@ -99,6 +104,7 @@ class AcpThreads:
             request,
             thread_name(request, copy_id),
             "created",
+            of=state,
             agent_id=state.agent_id,
             labels=json_text.one_line(dict(state.labels)),
             values=json_text.one_line(dict(state.values)),
@@ -126,9 +132,18 @@ class AcpThreads:
         return list_response(state_answer(checkpoint) for checkpoint in states[:limit])
 
 
-def thread_event(request: Request, thread: str, kind: Any, /, **fields: Any) -> ThreadEvent:
-    """Return an event about a thread."""
+def thread_event(
+    request: Request, thread: str, kind: Any, /, of: ThreadState | None = None, **fields: Any
+) -> ThreadEvent:
+    """Return an event about a thread; `of`: the one that it changes.
+
+    It is of the user that its metadata names, else of the one that the thread was made for, else of the caller.
+    """
     about: dict[str, Any] = {"thread_id": thread, "kind": kind, "actor": actor_of(request)}
+    person = object_of(fields.get("labels")).get(USER)
+    person = person if isinstance(person, str) and person else None
+    known = None if of is None or person is not None else of.subject
+    about["subject"] = known or subject_of(request, person)
     return ThreadEvent(event_id=str(uuid.uuid4()), created_at=times.now_ms(), **about, **fields)
 
 

@@ -119,7 +119,9 @@ class ChildRuns:
         parent = ParentCall(run_id=run.run_id, turn_id=run.steps.turns[-1], call_id=call.step.call.id, depth=depth)
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=MAX_TOKENS, seed=int(name[:8], 16))
         said = (Message(role="user", content=message),)
-        return agent.single_run(name, run.request.actor, sampling, messages=said, parent=parent)
+        return agent.single_run(
+            name, run.request.actor, sampling, messages=said, parent=parent, subject=run.request.subject
+        )
 
     def _agent(self, name: str | None, principal: Principal | None) -> AvailableAgent | ToolReply:
         """Return an agent that a principal may run now, or why it may not."""

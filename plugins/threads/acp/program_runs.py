@@ -169,6 +169,7 @@ def _task(run: RunState, call: ModelCall) -> Task:
         created_at=run.updated_at,
         metadata={"source": run.request.actor, "run_id": run.run_id}
         | ({} if run.request.stateless else {THREAD: id_of(run.thread_id)}),
+        subject=run.request.subject,
         policy=policy,
         purpose="serve",
         scenario="threads",
@@ -199,6 +200,7 @@ def _order(run: RunState, program: TaskOfRun) -> TrajectoryOrder:
         max_turns=task.max_turns,
         metadata={"manager": ACTOR, **conversation_of_task(task)},
         traceparent=task.traceparent,
+        subject=task.subject,
         prompt_version=None if task.prompt_version is None else str(task.prompt_version),
     )
 

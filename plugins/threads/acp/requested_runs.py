@@ -17,7 +17,7 @@ from starlette.requests import Request
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
 from gateway.http.principal import actor_of, principal_of, sees, tenant_of
-from plugins.threads.acp.acp_threads import LISTED, thread_event
+from plugins.threads.acp.acp_threads import LISTED, USER, thread_event
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
 from plugins.threads.acp.resumption import (
     ResumedCalls,
@@ -73,7 +73,9 @@ class RequestedRuns:
         event = _run_request(request, body, agent, origin)
         if body.thread_id is None and body.on_completion == "keep":
             event = replace(event, thread_id=thread_name(request, str(uuid.uuid4())), stateless=False)
-        await self._check_messages(request, body, event)
+        thread = await self._check_messages(request, body, event)
+        if thread is not None and thread.subject is not None and USER not in (body.metadata or {}):
+            event = replace(event, subject=thread.subject)
         state, refusal = await self._runs.append(event)
         earlier = None if state is None or refusal is None else state.runs.get(run_id)
         if earlier is not None:
@@ -86,8 +88,11 @@ class RequestedRuns:
             raise CallError("conflict", f"run {run_id} was deleted meanwhile")
         return state.runs[run_id]
 
-    async def _check_messages(self, request: Request, body: RunBody, event: ThreadEvent) -> None:
-        """Create the thread of a run if allowed. Raises CallError without a thread, or without a message."""
+    async def _check_messages(self, request: Request, body: RunBody, event: ThreadEvent) -> ThreadState | None:
+        """Return the thread of a run, which is created if allowed; None for a run of none.
+
+        Raises CallError without a thread, or without a message.
+        """
         state: ThreadState | None = None
         if not event.stateless:
             has_to_exist = body.thread_id is not None and body.if_not_exists != "create"
@@ -96,10 +101,11 @@ class RequestedRuns:
             state = await self._views.keep(request, event.thread_id)
             if state is None:
                 created = thread_event(request, event.thread_id, "created", agent_id=own_agent(request))
-                state, _ = await self._runs.append(created)
+                state, _ = await self._runs.append(replace(created, subject=event.subject))
                 check_thread(request, state, id_of(event.thread_id))  # it may exist, hidden from this key
         if not event.messages and (state is None or not state.messages):
             raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
+        return state
 
     async def resume(self, request: Request, run: RunState, value: Any, event_id: str | None = None) -> RunState:
         """Return a run with an answer to what it waits for; `event_id`: of an answer that may be sent again.

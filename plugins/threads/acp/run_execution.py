@@ -307,6 +307,7 @@ class ThreadRuns:
             parts.append(str(len(steps.turns)))
         call = ModelCall(
             agent_id=run.agent_id,
+            subject=run.request.subject,
             trajectory_id=run.run_id,
             model=run.request.model or "",
             protocol="threads",

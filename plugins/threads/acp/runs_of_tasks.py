@@ -111,6 +111,7 @@ def _request_of(task: Task, agent: AvailableAgent, name: str, actor: str) -> Thr
         metadata={ANSWERED_TASK: task.task_id} | ({TOOL_IDS: references} if references else {}),
         model=f"{task.policy}{version}",
         memory_config="{}",
+        subject=task.subject,
         messages=task.messages,
         tools=tools,
         request=json_text.one_line(limit) if limit else None,

@@ -320,7 +320,8 @@ class _ThreadCheck:
         messages = [] if head is None else head.messages()
         rest = messages[summary.stands_for :]
         begins = int(bool(messages) and messages[0].role == "system")
-        if digest_of_all(messages[begins : summary.stands_for]) != summary.digest:
+        is_open = summary.digest != ""  # of a sealed one the digest is sealed, too
+        if is_open and digest_of_all(messages[begins : summary.stands_for]) != summary.digest:
             self._find(event, "contradictory", "it stands for other messages than the thread had", needs_beginning=True)
         elif not rest or rest[0].role != "user" or sum(message.role == "user" for message in rest) < rule.stay:
             problem = f"it leaves fewer than the last {rule.stay} questions as they were"
@@ -351,7 +352,7 @@ class _ThreadCheck:
         if turn.thread_id != expected:
             problem = f"{answered} is of thread {turn.thread_id}, and its run of thread {expected}"
             self._find(event, "contradictory", problem)
-        elif turn.request_digest != request_digest_of(
+        elif turn.request_digest and turn.request_digest != request_digest_of(
             thread_id, event.run_id, 0 if request is None else request.number
         ):
             self._find(event, "contradictory", f"{answered} answers another request than that of run {event.run_id}")

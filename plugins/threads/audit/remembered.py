@@ -101,7 +101,7 @@ def rule_fact(event: MemoryEvent) -> RuleFact | None:
     """Return what an event says of the rule that wrote it; None if none did."""
     if event.run_id is None or event.rule is None:
         return None
-    item = 0 if event.value is None else _digest_of(event.key, json_text.parse_or_text(event.value))
+    item = 0 if event.value is None or event.sealed else _digest_of(event.key, json_text.parse_or_text(event.value))
     evidence = (event.run_id, event.verdict_id, event.answer_turn, event.rule, event.item_turn)
     return RuleFact(event.event_id, *evidence, item)
 

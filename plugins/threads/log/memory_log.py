@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from plugins.threads.log.memory_state import Labels, MemoryItem, MemoryState
@@ -47,9 +48,9 @@ class MemoryLog(FollowedTopic):
             raise NotFoundError(f"there is no item {key[:80]!r} in namespace {'.'.join(namespace)[:200]!r}")
         return item
 
-    def put(self, namespace: Labels, key: str, value: str, *, actor: str) -> MemoryItem:
+    def put(self, namespace: Labels, key: str, value: str, *, actor: str, subject: str | None = None) -> MemoryItem:
         """Write an item, and return it. Raises EventError for one that cannot be one, LogError."""
-        event = self._event(namespace, key, value, actor)
+        event = replace(self._event(namespace, key, value, actor), subject=subject)
         self._write(event)
         created_at = event.created_at
         item = self.read(lambda state: state.get(namespace, key))

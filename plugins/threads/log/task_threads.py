@@ -58,12 +58,14 @@ class ThreadTask:
     agent: str | None
     messages: tuple[Message, ...]
     answer: FirstAnswer | None = None
+    subject: str | None = None
+    """The person that it is of."""
 
     @classmethod
     def of(cls, task: Task, record: Record) -> ThreadTask:
         """Return the task of a record."""
         order = TaskOrder(task.created_at, record.timestamp_ms, record.at.partition, record.at.offset)
-        return cls(task.task_id, order, task.agent or task.policy, task.agent, task.messages)
+        return cls(task.task_id, order, task.agent or task.policy, task.agent, task.messages, subject=task.subject)
 
     @property
     def newest_at(self) -> int:
@@ -110,6 +112,7 @@ class TaskThread:
             event_id=derive_id(thread_id, first.task_id, "created"),
             thread_id=thread_id,
             created_at=first.order.created_at,
+            subject=first.subject,
             kind="created",
             actor=ACTOR,
             labels=json_text.one_line(labels),
@@ -218,6 +221,7 @@ def _change(
         thread_id=thread.name.thread_id,
         created_at=created_at,
         metadata={THREAD_TASK: task.task_id, TASK_PARTS: parts},
+        subject=task.subject,
         kind="changed",
         actor=ACTOR,
         agent_id=task.worker,

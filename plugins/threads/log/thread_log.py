@@ -117,4 +117,5 @@ def run_event(run: RunState, kind: Any, actor: str, *about: object, **fields: An
     `about`."""
     event_id = fields.pop("event_id", None) or derive_id(run.thread_id, run.run_id, kind, *about)
     about_run: dict[str, Any] = {"thread_id": run.thread_id, "run_id": run.run_id, "kind": kind, "actor": actor}
+    about_run["subject"] = run.request.subject
     return ThreadEvent(event_id=event_id, created_at=times.now_ms(), **about_run, **fields)

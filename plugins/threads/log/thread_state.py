@@ -180,6 +180,8 @@ class ThreadState:
     updated_at: int
     agent_id: str | None = None
     """The only agent that it is for; None: any."""
+    subject: str | None = None
+    """The person that it was made for."""
     stateless: bool = False
     """Whether it is a single run that belongs to no thread."""
     deleted: bool = False
@@ -317,6 +319,7 @@ def _new(event: ThreadEvent, task_parts: frozenset[TaskPart]) -> ThreadState:
         created_at=event.created_at,
         updated_at=event.created_at,
         agent_id=event.agent_id,
+        subject=event.subject,
         stateless=event.stateless,
         labels=object_of(event.labels) if is_created else {},
         head=ThreadCheckpoint(event.event_id, event.created_at, None, added, values),

@@ -101,6 +101,7 @@ def _call(
     name = trajectory_id or run.run_id
     return ModelCall(
         agent_id=run.agent_id,
+        subject=run.request.subject,
         trajectory_id=trajectory_id,
         model=run.request.model or "",
         protocol="memory",

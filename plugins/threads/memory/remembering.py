@@ -130,6 +130,7 @@ def memory_event(
         event_id=event_id_of(run.run_id, verdict),
         namespace=".".join(namespace_of(run.tenant, rule.namespace or namespace)),
         created_at=times.now_ms(),
+        subject=run.request.subject,
         kind="failed" if made.error is not None else "skipped" if item is None else "put",
         key=run.run_id if item is None else item.key,
         actor=actor,

@@ -109,6 +109,12 @@ class Finished:
     """Of a conversation: each of its runs, in order."""
 
     @property
+    def subject(self) -> str | None:
+        """The person that it is of; None: nothing of it is sealed."""
+        parts = (self.response, self.ended, self.began, *(run.response or run.ended for run in self.runs))
+        return next((part.subject for part in parts if part is not None and part.subject), None)
+
+    @property
     def run_ids(self) -> tuple[str, ...]:
         """The runs that it is, in order."""
         return tuple(run.answer_id for run in self.runs) or (self.answer_id,)

@@ -422,11 +422,11 @@ class Conversations:
             whole = self.by_id.get(answer_id)
             if whole is None or not whole.started:
                 return None
-            return RatedAnswer(answer_id, whole.task_id, policy, whole.slot or 0, whole.begun_at)
+            return RatedAnswer(answer_id, whole.task_id, policy, whole.slot or 0, whole.begun_at, whole.subject)
         number = conversation.chains.turns[answer_id].turn.choice if choice is None else choice
         for turn in self._answers_beside(answer_id):
             if turn.choice == number:
-                return RatedAnswer(turn.turn_id, turn.task_id, policy, turn.slot or 0, turn.created_at)
+                return RatedAnswer(turn.turn_id, turn.task_id, policy, turn.slot or 0, turn.created_at, turn.subject)
         return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
