@@ -5,7 +5,7 @@
     /                         where every group is, what waits for what
     /groups                   the list of groups         /tasks/ID           a task's answers compared
     /policies                 all, and one: versions,    /runs, /runs/ID     what was run, turn by turn
-      /policies/NAME            decisions, curves        /live, /sql         records as they are written; a statement
+      /policies/NAME, /compare  decisions, curves        /live, /sql         records as they are written; a statement
     /dead-letters             what could not be used
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
     /lists/NAME, …/KEY        a list of a plugin's       /jobs, …            sections of plugins: view_section.py
@@ -57,7 +57,9 @@ from plugins.page.views import (
     plugin_list,
     policy_versions,
     record_line,
+    version_pair,
 )
+from plugins.page.views.answer_words import TURNS, AnswerWord, words_by_id
 from plugins.page.views.curves import OVER
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.query.view_list import view_lists
@@ -133,13 +135,14 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None, *, decid
     return [
         *page("/", "overview.html", by_path(overview.read_overview)),
         *page("/groups", "groups.html", _groups),
-        *page("/tasks/{task_id:path}", "task.html", by_path(explanation.find_explained, texts=texts)),
+        *page("/tasks/{task_id:path}", "task.html", by_path(find_task_page, texts=texts)),
         *page("/tokens/{partition:int}/{offset:int}", "tokens.html", by_path(answer_tokens.find_tokens, texts=texts)),
         *page("/policies", "policies.html", by_path(policy_versions.list_policies)),
         *page("/policies/{policy:path}", "policy.html", _policy, version),
+        *page("/compare", "compare.html", _pair),
         Route("/curves", partial(_curves, view)),
         *page("/runs", "runs.html", _runs),
-        *page("/runs/{answer_id:path}", "run.html", by_path(run_list.find_run)),
+        *page("/runs/{answer_id:path}", "run.html", by_path(find_run_page, texts=texts)),
         *page("/dead-letters", "letters.html", _letters, letter),
         *page("/live", "live.html", by_path(record_line.newest_records)),
         Route("/live/events", live.LiveLog(view).stream),
@@ -174,6 +177,38 @@ def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
 
 
 # --- the view of each page --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskPage(explanation.ExplainedTask):
+    """A task as its page has it."""
+
+    words: Mapping[str, list[AnswerWord]]
+    """The words of each answer whose tokenizer is known, by its response_id, after what all answers begin with."""
+
+
+def find_task_page(log: LogSnapshot, task_id: str, texts: TokenTexts | None = None) -> TaskPage:
+    """Return a task by its id, or the beginning of it. Raises NotFoundError if nothing in the log is about it."""
+    task = explanation.find_explained(log, task_id, texts)
+    ids = [slot.response["response_id"] for slot in task.answers.slots if slot.response is not None]
+    words = words_by_id(log, ids, texts, shared=task.answers.shared.text)
+    return TaskPage(task.history, task.answers, task.why, words)
+
+
+@dataclass(frozen=True)
+class RunPage(run_list.WholeRun):
+    """A run as its page has it."""
+
+    words: Mapping[str, list[AnswerWord]]
+    """The words of each answer whose tokenizer is known, by the id of its turn, or of the run without turns."""
+
+
+def find_run_page(log: LogSnapshot, answer_id: str, texts: TokenTexts | None = None) -> RunPage:
+    """Return one run, or the conversation that it is of. Raises NotFoundError."""
+    run = run_list.find_run(log, answer_id)
+    turns = [turn["turn_id"] for turn in run.turns]
+    words = words_by_id(log, turns, texts, of=TURNS) if turns else words_by_id(log, run.run["run_ids"], texts)
+    return RunPage(run.answer_id, run.run, run.response, run.turns, run.rewards, words)
 
 
 def _groups(log: LogSnapshot, request: Request) -> group_list.GroupList:
@@ -231,9 +266,20 @@ def _runs(log: LogSnapshot, request: Request) -> RunsPage:
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
     query = request.query_params
     choice = policy_versions.PolicyChoice(
-        _first(request), _laid_over(request), _over(request), query.get("curves") == "now", query.get("suite", "")
+        _first(request),
+        _laid_over(request),
+        _over(request),
+        query.get("curves") == "now",
+        query.get("suite", ""),
+        tuple(filter(None, query.getlist("pin"))),
     )
     return policy_versions.find_policy(log, request.path_params["policy"], choice)
+
+
+def _pair(log: LogSnapshot, request: Request) -> version_pair.VersionPair:
+    query = request.query_params
+    before, after = (whole_number(query.get(name, ""), name) for name in ("a", "b"))
+    return version_pair.compare_versions(log, query.get("policy", ""), before, after)
 
 
 def _laid_over(request: Request) -> tuple[str, ...]:

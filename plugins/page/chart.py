@@ -31,6 +31,8 @@ DOTTED = 60
 TIME_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 10_800, 43_200, 86_400, 604_800, 2_592_000)
 """Possible distances between two marks of a time axis."""
 MOST_MARKS = 12
+LONGEST_NAME = 48
+"""Characters of a curve's name in a legend."""
 SMALLEST = 1e-300
 """Of a distance that can be divided by marks."""
 
@@ -41,7 +43,8 @@ MARK = Markup('<text x="{:.1f}" y="{}" class="middle">{}</text>')
 DOT = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}</title></circle>')
 LINKED_DOT = Markup('<a href="{}" tabindex="-1" aria-label="{}">{}</a>')
 KEY = Markup(
-    '<li><svg viewBox="0 0 20 8" aria-hidden="true"><line class="line {}" x1="1" x2="19" y1="4" y2="4"/></svg>{}</li>'
+    '<li title="{1}"><svg viewBox="0 0 20 8" aria-hidden="true">'
+    '<line class="line {0}" x1="1" x2="19" y1="4" y2="4"/></svg>{2}</li>'
 )
 
 
@@ -123,16 +126,27 @@ def legend(curves: Sequence[Curve]) -> Markup:
     """Return the names of curves with their colours; empty for a single curve without a name."""
     if [curve.name for curve in curves] == [""]:
         return Markup("")
-    items = [KEY.format(_kind(curve), visible(curve.name)) for curve in curves]
+    items = [KEY.format(_kind(curve), visible(curve.name), line_name(curve)) for curve in curves]
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
 
 
+def line_name(curve: Curve) -> str:
+    """Return the name of a curve as a legend has room for."""
+    return visible(curve.name if len(curve.name) <= LONGEST_NAME else f"{curve.name[: LONGEST_NAME - 1]}…")
+
+
 def groups_link(chart: CurveChart, curve: Curve, base: str | None) -> str | None:
-    """Return the link to the groups of a point, up to its version; None if there are none to show."""
+    """Return the link of a point up to its version, None without one: what a version answered leads to it next to the
+    version before, and what it was made of to those groups.
+    """
     if base is None or curve.policy is None or not chart.figure.groups:
         return None
-    name = "made" if chart.figure.groups == "made" else "version"
-    return f"{base}/groups?policy={quote(curve.policy, safe='')}&{name}="
+    policy = quote(curve.policy, safe="")
+    return (
+        f"{base}/groups?policy={policy}&made="
+        if chart.figure.groups == "made"
+        else f"{base}/compare?policy={policy}&b="
+    )
 
 
 def place_points(curve: Curve, over: Over) -> list[PlacedPoint]:
@@ -173,7 +187,7 @@ def uplot_data(chart: CurveChart, over: Over, base: str) -> dict[str, Any]:
             key: [None if point is None else getattr(point, name) for point in points] for key, name in names.items()
         }
         look = {"colour": curve.colour % COLOURS, "dashed": curve.is_dashed}
-        curves.append({"name": visible(curve.name), "groups": groups_link(chart, curve, base), **look, **columns})
+        curves.append({"name": line_name(curve), "groups": groups_link(chart, curve, base), **look, **columns})
     return {"x": places, "curves": curves, "share": chart.figure.is_share}
 
 

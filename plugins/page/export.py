@@ -10,13 +10,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from plugins.page.app import STATIC
+from plugins.page.app import STATIC, find_task_page
 from plugins.page.render import environment
+from plugins.page.token_texts import texts_of
 from plugins.page.views.policy_versions import PolicyChoice, find_policy
 from streams.errors import NotFoundError, SettingsError
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
-from streams.tools.views.explanation import find_explained
 from streams.tools.views.log_view import LogSnapshot, LogView
 
 
@@ -40,7 +40,7 @@ def write(settings: Settings, source: Source, name: str, out: Path) -> str:
 def _find(log: LogSnapshot, name: str) -> tuple[str, object]:
     """Return whether a name is a task or a policy, and its view. Tasks are searched first."""
     try:
-        return "task", find_explained(log, name)
+        return "task", find_task_page(log, name, texts_of(log.view.settings))
     except NotFoundError:
         pass
     try:

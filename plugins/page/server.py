@@ -12,6 +12,7 @@ import threading
 from gateway.http.uvicorn_server import bound, quiet_server
 from plugins.page.app import create_app
 from plugins.page.settings import Page
+from plugins.page.token_texts import texts_of
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.views.log_view import LogView
@@ -41,7 +42,7 @@ def run(settings: Settings, *, source: Source, stop: threading.Event) -> None:
 
 
 async def _serve(view: LogView, listening: socket.socket, stop: threading.Event) -> None:
-    server = quiet_server(create_app(view), grace_s=GRACE_S)
+    server = quiet_server(create_app(view, texts=texts_of(view.settings)), grace_s=GRACE_S)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)

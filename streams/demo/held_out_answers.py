@@ -6,14 +6,11 @@ responses, groups of held-out questions ──► those of the newest version �
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from schemas.events import AdvantagedGroup, Response
 from streams.evaluation.diagnosis import RIGHT
 
 SHOWN = 3
-FLAT_LOOKS = 2
-"""After this many looks without a better score, held-out scores are flat."""
 
 
 class HeldOutAnswers:
@@ -43,21 +40,3 @@ class HeldOutAnswers:
         wrong = (answer for answer, reward in self._rewards.items() if reward < RIGHT and answer in self._texts)
         texts = Counter(self._texts[answer].strip() for answer in wrong)
         return [(text, count) for text, count in texts.most_common(SHOWN) if count > 1]
-
-
-def flat_since(scores: Mapping[int, tuple[float, float]]) -> int | None:
-    """Return the version since which no later one is better beyond chance; None while scores rise.
-
-    `scores` are the share of right answers and the lower end of its interval, by version.
-
-    >>> flat_since({0: (0.0, 0.0), 4: (0.4, 0.22), 8: (0.45, 0.26), 12: (0.4, 0.22)})
-    4
-    >>> flat_since({0: (0.0, 0.0), 4: (0.4, 0.22), 8: (0.9, 0.7)}) is None
-    True
-    """
-    versions = sorted(scores)
-    for place, version in enumerate(versions[:-FLAT_LOOKS]):
-        share, _ = scores[version]
-        if all(scores[later][1] <= share for later in versions[place + 1 :]):
-            return version
-    return None

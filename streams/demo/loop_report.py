@@ -27,11 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.adapters.learning import LearningFigures
-from streams.demo.held_out_answers import flat_since
 from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
 from streams.evaluation.diagnosis import RIGHT, SHOWN_CHARACTERS
+from streams.evaluation.score_trend import flat_since
 from streams.kafka.topics import topics
 from streams.output import printable
 from streams.settings.load import CONFIG_FILE, is_of_user

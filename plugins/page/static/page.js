@@ -39,6 +39,21 @@ document.addEventListener("keydown", (event) => {
   part.closest("form")?.querySelector("[name=reason]")?.focus();
 });
 
+// A word says how likely it was when it is pointed at, or reached with the arrow keys.
+const tell = (word) => {
+  const readout = word?.closest("[data-words]")?.nextElementSibling;
+  if (readout) readout.textContent = `${JSON.stringify(word.textContent)}: ${word.title}`;
+};
+for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, ({ target }) => tell(target.closest?.("[data-word]")));
+document.addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], place = event.target.closest?.("[data-words]");
+  if (!step || !place) return;
+  const words = [...place.children], next = words[Math.max(0, Math.min(words.length - 1, words.indexOf(event.target) + step))];
+  event.preventDefault();
+  next.tabIndex = -1;
+  next.focus();
+});
+
 // What is left empty in a form of filters is not in its address.
 for (const form of document.querySelectorAll("form.filters"))
   form.addEventListener("formdata", ({ formData }) => {

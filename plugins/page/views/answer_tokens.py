@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from plugins.page.views.answer_words import AnswerWord, answer_words
 from streams.errors import NotFoundError
 from streams.references import is_reference
 from streams.tools.query.views import literal
@@ -59,6 +60,8 @@ class AnswerTokens:
     """The number of the first token that differs from its siblings'; None without siblings."""
     has_texts: bool
     ratio: str
+    words: list[AnswerWord]
+    """Its tokens as words, if their texts are known."""
 
 
 def find_tokens(log: LogSnapshot, partition: int, offset: int, texts: TokenTexts | None) -> AnswerTokens:
@@ -81,6 +84,7 @@ def find_tokens(log: LogSnapshot, partition: int, offset: int, texts: TokenTexts
         shared_length(ids) if len(ids) > 1 else None,
         fitting is not None,
         _ratio(log, response),
+        [] if fitting is None else answer_words(response, fitting)[:TOKENS_SHOWN],
     )
 
 

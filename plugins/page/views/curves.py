@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streams.evaluation.intervals import wilson
+from streams.evaluation.score_trend import trend_text
 from streams.evaluation.suite import owner_of
 from streams.tools.query.views import literal
 from streams.tools.views.curve import HELD_OUT, Curve, CurveChart, CurvePoint, Figure, Over
@@ -57,14 +58,17 @@ GROUP BY ALL ORDER BY version
 def rewards_sql(policy: str) -> str:
     """Return the statement of the mean reward of the train groups of each version, by scenario.
 
-    The band is the mean and twice its standard error over groups: about 95 %.
+    The band is the mean and twice its standard error over groups: about 95 %. It ends at the lowest and the highest
+    reward of an answer in the scenario.
     """
     return f"""
 SELECT scenario, adapter_version AS version, count(*) AS groups, avg(reward_mean) AS mean,
-    avg(reward_mean) - 2 * coalesce(stddev_samp(reward_mean), 0) / sqrt(count(*)) AS low,
-    avg(reward_mean) + 2 * coalesce(stddev_samp(reward_mean), 0) / sqrt(count(*)) AS high,
+    greatest(min(lowest), avg(reward_mean) - 2 * coalesce(stddev_samp(reward_mean), 0) / sqrt(count(*))) AS low,
+    least(max(highest), avg(reward_mean) + 2 * coalesce(stddev_samp(reward_mean), 0) / sqrt(count(*))) AS high,
     epoch_ms(max(_timestamp)) AS time_ms
-FROM (FROM groups WHERE {train_groups(policy)} AND reward_mean IS NOT NULL
+FROM (SELECT *, min(list_min(list_transform(members, lambda m: m.reward))) OVER (PARTITION BY scenario) AS lowest,
+        max(list_max(list_transform(members, lambda m: m.reward))) OVER (PARTITION BY scenario) AS highest
+    FROM groups WHERE {train_groups(policy)} AND reward_mean IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY _offset) = 1)
 GROUP BY ALL ORDER BY scenario, version
 """  # noqa: S608
@@ -139,6 +143,11 @@ class ChartSection:
 
     title: str
     charts: list[CurveChart]
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether it begins folded."""
+        return self.title in FOLDED
 
 
 def suite_title(suite: str | None) -> str:
@@ -254,29 +263,26 @@ def _no_lines(log: LogSnapshot, policy: str) -> Lines:
     return {}
 
 
+_TAUGHT = Figure("taught", "Groups that taught something", "Share of the groups.", "answered", True)
+_REWARD = Figure("reward", "Train reward", "Mean over the groups, with twice its standard error.", "answered")
+_CUT = Figure("cut", "Cut answers", "Share that ended at the limit of tokens.", "answered", True)
+_HELD_OUT_REWARD = Figure(
+    "held_out_reward", "Held-out reward", "Where it says more than right or wrong; 95 % interval.", "answered"
+)
 SECTIONS: Mapping[str, Sequence[tuple[Figure, LinesOf]]] = {
-    "Reward and held-out score": (
-        (HELD_OUT, _score_lines),
-        (
-            Figure("held_out_reward", "Held-out reward", "Where it says more than right or wrong; 95 % interval."),
-            _suite_reward_lines,
-        ),
-        (
-            Figure("reward", "Train reward", "Mean over the groups, with twice its standard error.", "answered"),
-            _scenario_lines,
-        ),
-        (Figure("sources", "Reward by source", "Mean over the answers.", "answered"), _source_lines),
-        (Figure("taught", "Groups that taught something", "Share of the groups.", "answered", True), _taught_line),
-    ),
-    "Answers": (
+    "Is it learning?": (
+        (HELD_OUT._replace(groups="answered"), _score_lines),
+        (_REWARD, _scenario_lines),
+        (_TAUGHT, _taught_line),
         (
             Figure("length", "Length of answers", "Tokens, the mean.", "answered"),
             lambda log, policy: _column(log.rows(lengths_sql(policy)), "tokens"),
         ),
-        (
-            Figure("cut", "Cut answers", "Share that ended at the limit of tokens.", "answered", True),
-            _of_answers("cut_share"),
-        ),
+        (_CUT, _of_answers("cut_share")),
+    ),
+    "Rewards and answers": (
+        (_HELD_OUT_REWARD, _suite_reward_lines),
+        (Figure("sources", "Reward by source", "Mean over the answers.", "answered"), _source_lines),
         (
             Figure("distinct", "Distinct answers", "Share of the answers of a step.", "made", True),
             _of_metrics("answers_distinct", "responses"),
@@ -303,6 +309,8 @@ SECTIONS: Mapping[str, Sequence[tuple[Figure, LinesOf]]] = {
         ),
     ),
 }
+FIRST, *FOLDED = SECTIONS
+"""The heading that is shown open, and those that begin folded."""
 """The charts of a policy, by heading, with the reader of each."""
 COMPARED: Mapping[str, LinesOf] = {"reward": _of_answers("reward"), "sources": _no_lines}
 """Readers of the only line of a policy where several are laid over each other, if that is another function."""
@@ -324,6 +332,14 @@ def step_figures(log: LogSnapshot, policy: str) -> list[Row]:
 def suite_scores(log: LogSnapshot, policy: str) -> list[Row]:
     """Return the rows of `held_out_sql`."""
     return log.recall(f"held out {policy}", lambda: log.rows(held_out_sql(policy)), from_log=True)
+
+
+def read_trend(log: LogSnapshot, policy: str) -> str:
+    """Return how the scores on the suite that was asked last went, in a sentence; empty without two of them."""
+    rows = [row for row in suite_scores(log, policy) if row["exact"] is not None]
+    newest = max(rows, key=lambda row: row["time_ms"], default={"suite": None})["suite"]
+    of_suite = [row for row in rows if row["suite"] == newest]
+    return trend_text({row["version"]: (row["exact"], wilson(row["exact"], row["n"] or 0).low) for row in of_suite})
 
 
 def read_sections(log: LogSnapshot, policy: str, *, compares: bool = False) -> list[ChartSection]:

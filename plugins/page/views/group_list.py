@@ -198,7 +198,7 @@ class GroupList:
 def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
     """Return a page of the list of groups."""
     page = log.page(chosen.sql, first, PAGE_GROUPS)
-    groups = replace(page, rows=_groups(log, page.rows) if page.rows else [])
+    groups = replace(page, rows=groups_at(log, page.rows) if page.rows else [])
     names = log.first("SELECT list(DISTINCT policy) AS policies, list(DISTINCT scenario) AS scenarios FROM groups")
     assert names is not None  # noqa: S101 - an aggregate has a row
     newest: Row = page.rows[0] if page.rows else {"listed": 0, "written": None}
@@ -212,8 +212,8 @@ def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
     )
 
 
-def _groups(log: LogSnapshot, positions: list[Row]) -> list[Row]:
-    """Return what the list shows of the groups at these positions, in their order."""
+def groups_at(log: LogSnapshot, positions: list[Row]) -> list[Row]:
+    """Return the groups at these positions as the list shows them, in their order."""
     listed = _are_at(positions)
     outcomes = log.rows(outcomes_sql(listed))
     texts = {row["task_id"]: row for row in log.rows(_texts_sql({row["task_id"] for row in outcomes}, listed))}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from plugins.page.views.curves import read_trend
 from plugins.page.views.group_list import TAUGHT_NOTHING_SQL
 from streams.errors import StreamwardError
 from streams.evaluation.diagnosis import Diagnosis
@@ -54,6 +55,8 @@ class Overview:
     """By policy, how many groups taught nothing, and how many of them were trained on all the same."""
     whole: WholeLogView | None
     """None for a tenant."""
+    trends: dict[str, str]
+    """By policy, how its held-out scores went."""
 
 
 def read_overview(log: LogSnapshot) -> Overview:
@@ -69,15 +72,16 @@ def _read(log: LogSnapshot) -> Overview:
     for row in log.rows(PLACES_SQL):
         places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
     taught_nothing = {row["policy"]: row for row in log.rows(TAUGHT_NOTHING_SQL)}
+    trends = {policy: read_trend(log, policy) for policy in places}
     if log.rights.tenant is not None:
-        return Overview(places, taught_nothing, None)
+        return Overview(places, taught_nothing, None, trends)
     records = log.rows(records_sql([label for label in LABELS if label not in log.rights.hidden]))
     now_ms = times.now_ms()
     state, diagnoses, no_status = _read_status(log.view, now_ms)
     is_archive = log.view.source == "archive"
     rows = [] if state is None else standstills(log.view.settings, state, now_ms)
     whole = WholeLogView(records, log.left_out(), state, no_status, diagnoses, is_archive, rows)
-    return Overview(places, taught_nothing, whole)
+    return Overview(places, taught_nothing, whole, trends)
 
 
 def records_sql(labels: Sequence[str]) -> str:

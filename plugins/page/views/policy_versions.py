@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plugins.page.views.curves import TRAINED_SQL, answered_sql, suite_scores, train_groups
+from plugins.page.views.curves import TRAINED_SQL, answered_sql, read_trend, suite_scores, train_groups
 from plugins.page.views.overlays import CurveOverlay, read_experiments, read_overlay
 from plugins.page.views.question_flips import QuestionTable, read_questions
 from schemas.events import AdapterEvent
@@ -99,6 +99,8 @@ class PolicyChoice:
     """Whether the curves are read however long that takes."""
     suite: str = ""
     """The suite of the questions that are shown; `` is the one that was asked last."""
+    pinned: tuple[str, ...] = ()
+    """Keys of charts that come first, in this order."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,9 @@ class PolicyHistory:
     curves: CurveOverlay
     questions: QuestionTable | None
     """None without a held-out question."""
+    trend: str
+    """How its held-out scores went, in a sentence."""
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def find_policy(log: LogSnapshot, policy: str, choice: PolicyChoice | None = Non
         scores.setdefault(row["version"], []).append(row)
     decisions = [row for row in reversed(events) if row["kind"] not in ("trained", "evaluated")]
     end = choice.first + PAGE_SIZE
-    versions = _version_rows(log, policy, [row["version"] for row in numbers.rows])
+    versions = version_rows(log, policy, [row["version"] for row in numbers.rows])
     is_late = not choice.at_once and _is_long(log, policy)
     return PolicyHistory(
         policy,
@@ -156,12 +161,28 @@ def find_policy(log: LogSnapshot, policy: str, choice: PolicyChoice | None = Non
         statuses,
         serving=events[-1] if events else None,
         decisions=decisions[choice.first : end],
-        curves=read_overlay(log, policy, choice.others, choice.over, is_late=is_late),
+        curves=_pin(read_overlay(log, policy, choice.others, choice.over, is_late=is_late), choice.pinned),
         questions=read_questions(log, policy, choice.suite),
+        trend=read_trend(log, policy),
+        pinned=choice.pinned,
     )
 
 
-def _version_rows(log: LogSnapshot, policy: str, versions: Sequence[int]) -> list[Row]:
+def _pin(curves: CurveOverlay, pinned: Sequence[str]) -> CurveOverlay:
+    """Return curves with these charts first, in their order."""
+    charts = {chart.figure.key: chart for section in curves.sections for chart in section.charts}
+    first = [charts[key] for key in dict.fromkeys(pinned) if key in charts]
+    if not first:
+        return curves
+    rest = [
+        replace(section, charts=[chart for chart in section.charts if chart not in first])
+        for section in curves.sections
+    ]
+    rest[0] = replace(rest[0], charts=[*first, *rest[0].charts])
+    return replace(curves, sections=[section for section in rest if section.charts])
+
+
+def version_rows(log: LogSnapshot, policy: str, versions: Sequence[int]) -> list[Row]:
     """Return what made each of some versions, and what its answers were worth."""
     narrowed = answered_sql(policy, f"adapter_version IN ({_number_list(versions)})")
     answers = {row["version"]: row for row in log.rows(narrowed)}

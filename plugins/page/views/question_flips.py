@@ -127,6 +127,26 @@ def _read_questions(log: LogSnapshot, policy: str, suite: str, suites: Sequence[
     titles = [(name, suite_title(name)) for name in suites]
     versions = sorted(row["version"] for row in suite_scores(log, policy) if row["suite"] == suite)
     versions = [*versions[:1], *versions[1:][-(VERSION_COLUMNS - 1) :]]
+    questions = read_pair(log, policy, suite, versions)
+    columns = [_column(questions, place, version) for place, version in enumerate(versions)] if questions else []
+    questions.sort(key=lambda question: (not _is_flipped_last(question), -question.flips, question.number))
+    more = max(0, len(questions) - QUESTION_ROWS)
+    return QuestionTable(suite, suite_title(suite), titles, columns, questions[:QUESTION_ROWS], more)
+
+
+def read_pair(log: LogSnapshot, policy: str, suite: str, versions: Sequence[int]) -> list[HeldOutQuestion]:
+    """Return the questions of a suite with the outcomes of these versions, by number."""
+    by_question, texts, tasks = _read_outcomes(log, policy, suite, versions)
+    return [
+        HeldOutQuestion(number, texts.get(number), _outcomes(number, rows, versions, tasks))
+        for number, rows in by_question.items()
+    ]
+
+
+def _read_outcomes(
+    log: LogSnapshot, policy: str, suite: str, versions: Sequence[int]
+) -> tuple[dict[int, dict[int, Row]], dict[int, str], dict[tuple[int, int], str]]:
+    """Return the outcomes by question and version, the texts of questions, and the task of each."""
     by_question: dict[int, dict[int, Row]] = {}
     for row in log.rows(outcomes_sql(policy, suite, versions)):
         by_question.setdefault(row["number"], {})[row["version"]] = row
@@ -135,14 +155,7 @@ def _read_questions(log: LogSnapshot, policy: str, suite: str, suites: Sequence[
     for row in log.rows(questions_sql(policy, suite, versions)) if by_question else ():
         texts[row["number"]] = row["question"]
         tasks[row["number"], row["version"]] = row["task_id"]
-    questions = [
-        HeldOutQuestion(number, texts.get(number), _outcomes(number, rows, versions, tasks))
-        for number, rows in by_question.items()
-    ]
-    columns = [_column(questions, place, version) for place, version in enumerate(versions)] if questions else []
-    questions.sort(key=lambda question: (not _is_flipped_last(question), -question.flips, question.number))
-    more = max(0, len(questions) - QUESTION_ROWS)
-    return QuestionTable(suite, suite_title(suite), titles, columns, questions[:QUESTION_ROWS], more)
+    return by_question, texts, tasks
 
 
 def _outcomes(

@@ -19,7 +19,7 @@ Tokens are made for the new messages only. The text is rendered whole, since a t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -65,7 +65,7 @@ class ChatRendering:
         self._special = next((token for token, kind in added.items() if kind.content == marker), None)
         self._added = frozenset(added)
         self._silent = token_table.silent - {self._special}
-        self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
+        self._bytes = byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to the beginning of the answer. Raises EventError if the template refuses it."""
@@ -133,12 +133,7 @@ class ChatRendering:
         name = self._tokenizer.convert_ids_to_tokens(token)
         if name is None:  # not a token of this tokenizer
             return b""
-        if self._bytes:
-            values = [self._bytes.get(character) for character in name]
-            return name.encode() if None in values else bytes(byte for byte in values if byte is not None)
-        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-            return bytes.fromhex(name[3:5])
-        return str(name).replace("▁", " ").encode()
+        return bytes_of_name(str(name), self._bytes)
 
     # --- what the template writes -------------------------------------------------------------------------------------
 
@@ -248,7 +243,17 @@ def _two_marks(text: str) -> tuple[str, str]:
     return next(words), next(words)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def bytes_of_name(name: str, alphabet: Mapping[str, int]) -> bytes:
+    """Return the bytes of a token with a name; `alphabet`: of a byte-level tokenizer, empty for any other."""
+    if alphabet:
+        values = [alphabet.get(character) for character in name]
+        return name.encode() if None in values else bytes(byte for byte in values if byte is not None)
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes.fromhex(name[3:5])
+    return name.replace("▁", " ").encode()
+
+
+def byte_alphabet() -> dict[str, int]:
     """Return the byte for each character with which byte-level tokenizers such as GPT-2's write bytes."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in printed]

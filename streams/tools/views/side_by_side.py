@@ -25,7 +25,9 @@ LONG_CHARACTERS, LONG_LINES = 300, 4
 class TokenTexts(Protocol):
     """A tokenizer: an engine's `Rendering`."""
 
-    tokenizer_digest: str
+    @property
+    def tokenizer_digest(self) -> str:
+        """The digest of the tokenizer in records of answers."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return what a token adds to the text."""

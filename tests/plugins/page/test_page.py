@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from starlette.testclient import TestClient
 
 from plugins.page import app, chart, export
 from plugins.page.render import sections
-from plugins.page.views import answer_tokens, curves, group_list, overview, policy_versions, record_line
+from plugins.page.views import answer_tokens, answer_words, curves, group_list, overview, policy_versions, record_line
 from plugins.page.views.bounded_query import answer_statement
 from plugins.page.views.record_line import RecordLine
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
@@ -62,6 +63,7 @@ ROUTES = (
     "/sql",
     "/sql?q=FROM+tasks",
     "/records/groups/0/0",
+    "/compare?policy=default",
     "/tokens/0/0",
     *(f"/{section.path}" for section in sections()),
 )
@@ -181,11 +183,50 @@ def test_answers_of_a_tokenizer_at_hand_are_aligned_at_the_first_token_that_diff
     assert "<pre>The sum </pre>" in other.text, "where tokens do not give the texts, words do"
 
 
+class Characters:
+    """A tokenizer whose tokens are characters, by their number, and whose digest is that of the answers here."""
+
+    tokenizer_digest = response().tokenizer_digest
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
+
+
+def test_words_are_coloured_by_probability_and_those_without_loss_are_marked(view: LogView, tmp_path: Path) -> None:
+    coloured = TestClient(app.create_app(view, texts=Characters()), base_url="http://127.0.0.1")
+    html = coloured.get("/tasks/taught").text
+    rows = re.findall(r"<pre class=\"text words\".*?</pre>", html)
+    assert len(rows) == 4 and Words(rows[0]).text.replace(" ", "") == "is11.", "from where the answers differ"
+    assert '<span class="p3" title="60.7 %" data-word>i</span>' in rows[0]
+    run = re.findall(r'href="(/runs/[^"]+)"', coloured.get("/runs?sort=-tokens").text)[0]
+    assert 'title="60.7 %" data-word>T</span>' in coloured.get(run).text
+    assert "data-word" in coloured.get("/tokens/0/0").text
+    ids = [*map(ord, "ab")]
+    row = {"completion_token_ids": ids, "logprobs": [math.log(0.01), 0.0], "loss_mask": [True, False]}
+    words = answer_words.answer_words(row, Characters())
+    assert [(word.band, word.about) for word in words] == [(0, "1 %"), (4, "100 %, bears no loss")]
+
+
+class Halves(Characters):
+    """A tokenizer whose tokens are bytes."""
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token,))
+
+
+def test_a_character_divided_between_tokens_is_of_the_last_of_them() -> None:
+    row = {"completion_token_ids": [*"ä1".encode()], "logprobs": [0.0] * 3, "loss_mask": []}
+    assert [word.text for word in answer_words.answer_words(row, Halves())] == ["", "ä", "1"]
+
+
 def test_tokens_are_shown_with_how_likely_each_was_and_what_is_known_of_the_ratio(client: TestClient) -> None:
     (link, *_) = re.findall(r'href="(/tokens/[^"]+)" hx-get', client.get("/tasks/taught").text)
     text = words(client, link)
     assert re.search(r"0 84 -0.5 60.7 % 1 104 -0.5 60.7 %", text)
-    assert re.search(r"8 105 differs from here -0.5", text) and "Texts of tokens are not in the log" in text
+    assert (
+        re.search(r"8 105 differs from here -0.5", text)
+        and "the tokenizer of this answer is not that of model.base" in text
+    )
     assert "The ratio of each token is not recorded, nor what it was in the step that made version 1." in text
     assert "No trainer has learned from this answer" in words(client, link.replace("/0/0", "/0/4"))
     assert client.get("/tokens/0/99999999999999999999").status_code == 404

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from plugins.page import app, chart, export
-from plugins.page.views import curves, overlays, policy_versions
+from plugins.page.views import curves, overlays, policy_versions, version_pair
 from plugins.page.views.question_flips import read_questions
 from schemas.events import ExperimentEvent, derive_id
 from streams.settings.model import Archive, Settings
@@ -168,13 +168,90 @@ def test_over_time_a_point_is_where_its_newest_record_was_written(session: Sessi
     assert client.get("/policies/coach?over=weeks").status_code == 400
 
 
-def test_each_point_leads_to_the_groups_behind_it(client: TestClient) -> None:
+def test_each_point_leads_to_its_version_next_to_the_one_before_or_to_what_it_was_made_of(client: TestClient) -> None:
     html = client.get("/policies/coach").text
     reward, loss = (re.findall(rf'<a href="([^"]+)"[^>]*aria-label="{name} of', html) for name in ("default", "Loss"))
-    assert reward == [f"/groups?policy=coach&amp;version={version}" for version in range(3)]
+    assert reward == [f"/compare?policy=coach&amp;b={version}" for version in range(3)]
     assert loss == [f"/groups?policy=coach&amp;made={version}" for version in (1, 2)]
     listed = re.findall(r'href="/tasks/([\w-]+)"', client.get("/groups?policy=learner&made=3").text)
     assert {*listed} == {f"learner-2-{number}" for number in range(4)}, "version 3 was made of what version 2 answered"
+
+
+@pytest.mark.parametrize("before", ["", "&a=14"])
+def test_two_versions_are_shown_next_to_each_other_with_what_flipped(
+    session: Session, client: TestClient, before: str
+) -> None:
+    html = client.get(f"/compare?policy=learner&b=15{before}").text
+    flipped = asked(
+        session,
+        "SELECT o.index AS number, a.success AS before, o.success AS after FROM "
+        "(SELECT unnest(outcomes) AS o FROM adapters WHERE policy = 'learner' AND version = 15 AND suite = 'sums@1') "
+        "JOIN (SELECT unnest(outcomes) AS a FROM adapters WHERE policy = 'learner' AND version = 14) "
+        "ON a.index = o.index WHERE a.success <> o.success",
+    )
+    worse = [row["number"] for row in flipped if row["before"] > row["after"]]
+    better = [row["number"] for row in flipped if row["before"] < row["after"]]
+    assert worse and better
+    tables = Tables(html)
+    shown = {kind: tables.column(name, "question") for kind, name in (
+        ("worse", "Right in version 14, wrong in version 15"), ("better", "Wrong in version 14, right in version 15"),
+    )}  # fmt: skip
+    named = {number: f"{number + 3} + {number + 8} =" if number < 3 else f"number {number}" for number in range(12)}
+    assert shown["worse"] == [(named[number],) for number in worse]
+    assert shown["better"] == [(named[number],) for number in better]
+    rewards = asked(
+        session,
+        "SELECT adapter_version AS version, reward, count(*) AS n FROM group_responses WHERE policy = 'learner' "
+        "AND purpose = 'train' AND adapter_version IN (14, 15) GROUP BY ALL",
+    )
+    counts = {(f"{row['reward']:.4g}", row["version"]): row["n"] for row in rewards}
+    for value, first, second in tables.column("reward", "reward", "version 14", "version 15"):
+        assert int(first.split()[0]) == counts.get((value, 14), 0)
+        assert int(second.split()[0]) == counts.get((value, 15), 0)
+    assert "6 + 7 =" in dict(tables.column("Answers to the same questions", "question", "version 14"))
+    assert "/groups?policy=learner&amp;made=15" in html and "from version 14" in Words(html).text
+
+
+def test_versions_that_cannot_be_compared_are_named(client: TestClient) -> None:
+    assert client.get("/compare?policy=learner&a=99").status_code == 404
+    assert "has no version 99" in client.get("/compare?policy=learner&a=99").text
+    assert "fewer than two versions" in client.get("/compare?policy=none").text
+    newest = client.get("/compare?policy=learner").text
+    assert "<h1>Versions 19 and 20</h1>" in newest
+
+
+def test_values_of_two_versions_are_counted_by_themselves_or_in_intervals() -> None:
+    rows = version_pair.distribution([float(n) for n in range(20)], [19.0])
+    assert len(rows) == version_pair.BARS and rows[-1].counts == (2, 1) and rows[0].label == "0 to 1.9"
+    assert sum(row.counts[0] for row in rows) == 20 and version_pair.distribution([], []) == []
+
+
+def test_a_sentence_says_since_when_a_policy_is_better_and_charts_that_say_so_come_first(client: TestClient) -> None:
+    html = client.get("/policies/learner").text
+    said = re.findall(r'<p class="trend">([^<]+)</p>', html)
+    assert said == ["held-out 0.08 → 1.00, beyond chance since v4, flat since v16"]
+    assert said[0] in client.get("/").text
+    assert re.findall("<h3>([^<]+)</h3>", html)[:5] == [
+        "Held-out score", "Train reward", "Groups that taught something", "Length of answers", "Cut answers",
+    ]  # fmt: skip
+    assert re.findall(r'<details data-fold="([^"]+)"[^>]* open>', html)[0] == "Is it learning?"
+    assert '<details data-fold="Training steps" data-phone="folded"><summary>' in html
+    pinned = client.get("/policies/learner?pin=loss&pin=lag&pin=none").text
+    assert re.findall("<h3>([^<]+)</h3>", pinned)[:3] == ["Loss", "Lag", "Held-out score"]
+    assert 'pin=lag&amp;pin=none" aria-label="Unpin Loss"' in pinned
+
+
+def test_the_band_of_a_reward_ends_where_rewards_do(view: LogView) -> None:
+    with view.snapshot() as log:
+        bands = [(row["low"], row["high"]) for row in log.rows(curves.rewards_sql("learner"))]
+    assert min(low for low, _ in bands) == 0 and max(high for _, high in bands) == 1
+
+
+def test_a_long_name_is_cut_in_a_legend_and_whole_when_pointed_at() -> None:
+    name = 'scorers = [["regex", "{\\"pattern\\": \\"[0-9]+ …", 1.0], ["other", "{}", 0.5]]'
+    shown = str(chart.legend([Curve(name), Curve("short")]))
+    assert re.findall("</svg>([^<]+)</li>", shown)[1] == "short" and shown.count("…</li>") == 1
+    assert "&#34;other&#34;" in re.findall('<li title="([^"]+)"', shown)[0]
 
 
 def test_curves_of_a_long_policy_are_read_apart_from_its_page(
@@ -203,7 +280,7 @@ def test_policies_laid_over_each_other_have_one_curve_each(client: TestClient) -
     assert legends(html)["Held-out score"] == ["coach, job 4adaf3a1", "learner, sums@1"]
     assert "Reward by source" not in html
     data = client.get("/curves", params={"policy": "coach", "with": "learner"}).json()["taught"]["curves"]
-    assert [curve["groups"] for curve in data] == [f"/groups?policy={name}&version=" for name in ("coach", "learner")]
+    assert [curve["groups"] for curve in data] == [f"/compare?policy={name}&b=" for name in ("coach", "learner")]
 
 
 def test_an_experiment_is_laid_over_the_policy_that_it_replays(client: TestClient) -> None:

@@ -25,6 +25,7 @@ from schemas.events import (
     derive_id,
 )
 from streams.advantage_formulas import advantages
+from streams.engines.scripted.scripted_tokens import ScriptedRendering
 from streams.kafka.topics import SHAPES
 from tests.support.factories import (
     T0,
@@ -62,7 +63,9 @@ Log = dict[str, list[Event | bytes]]
 class LogMaker:
     """Writes tasks with all that becomes of them, in the order of their offsets."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Callable[[int], float] = lambda number: -0.5, **of_answers: Any) -> None:
+        """`chance`: the logprob of a token by its number; `of_answers`: fields of every answer."""
+        self._chance, self._of_answers = chance, of_answers
         self.log: Log = {
             label: []
             for label in ("tasks", "responses", "rewards", "groups", "batches", "adapters", "dead-letters", "turns",
@@ -83,12 +86,16 @@ class LogMaker:
             failed = {"error": "out of memory"} if text is None else {"text": text}
             tokens = {} if text is None else {"completion_token_ids": _tokens(text)}
             count = len(_tokens(text or ""))
-            per_token = {"logprobs": (-0.5,) * count, "loss_mask": (True,) * count, "completion_tokens": count}
+            per_token = {
+                "logprobs": tuple(map(self._chance, range(count))),
+                "loss_mask": (True,) * count,
+                "completion_tokens": count,
+            }
             made.append(
                 response(
                     task_id=of.task_id, sampling_id=f"of {of.task_id}", slot=slot, group_size=of.group_size,
                     policy=of.policy, adapter_version=version,
-                    **(failed | tokens | (per_token if text is not None else {}) | changes),
+                    **(failed | tokens | (per_token if text is not None else {}) | self._of_answers | changes),
                 )
             )  # fmt: skip
         self.log["responses"] += made
@@ -140,16 +147,17 @@ def _tokens(text: str) -> tuple[int, ...]:
 
 def small_log() -> Log:
     """Return a log with a group that taught, and others that taught nothing for each reason; two versions."""
-    return _small().log
+    return _small(LogMaker()).log
 
 
 def pictured_log() -> Log:
     """Return the small log, and after it a policy that gets better with each version."""
-    return _learning(_small()).log
+    odd = (-0.02, -0.3, -4.0, -0.05, -1.1)
+    maker = LogMaker(lambda number: odd[number % len(odd)], tokenizer_digest=ScriptedRendering.tokenizer_digest)
+    return _learning(_small(maker)).log
 
 
-def _small() -> LogMaker:
-    maker = LogMaker()
+def _small(maker: LogMaker) -> LogMaker:
     taught = maker.asked("taught", "4 + 7 =", group_size=4)
     texts: list[str | None] = ["The sum is 11.", "The sum is 12.", "The sum was 11", "The sum is eleven"]
     answers = maker.answered(taught, texts)

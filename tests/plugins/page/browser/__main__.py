@@ -19,7 +19,7 @@ from pathlib import Path
 
 from plugins.page.settings import Page
 from streams.settings.load import to_env
-from streams.settings.model import Archive, Settings
+from streams.settings.model import Archive, Policy, Settings
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
@@ -45,7 +45,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         pictures = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
         pictures.mkdir(parents=True, exist_ok=True)
-        settings = Settings(archive=Archive(store=f"{folder}/archive")).model_copy(update={"page": Page(port=0)})
+        settings = Settings(archive=Archive(store=f"{folder}/archive"), policy=Policy(engine="scripted")).model_copy(
+            update={"page": Page(port=0)}
+        )
         archived(settings, page_log.pictured_log(), count(T0, 1000))
         env = os.environ | to_env(settings)
         command = [sys.executable, "-m", "streams.cli", "page", "--source", "archive"]
