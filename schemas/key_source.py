@@ -7,6 +7,7 @@ people's words vanish.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -106,3 +107,21 @@ def current() -> KeySource:
         if _ProcessKeys.source is None:
             _ProcessKeys.source = _ProcessKeys.find() or NoKeys()
         return _ProcessKeys.source
+
+
+# --- what a process remembers -----------------------------------------------------------------------------------------
+
+_forgetting: list[weakref.WeakMethod[Callable[[str], None]]] = []
+
+
+def when_erased(forget: Callable[[str], None]) -> None:
+    """Call this method with each subject that is erased from now on, in any thread, while its object exists."""
+    _forgetting[:] = [known for known in _forgetting if known() is not None]
+    _forgetting.append(weakref.WeakMethod(forget))
+
+
+def tell_erased(subject: str) -> None:
+    """Have everything in memory of a subject forgotten."""
+    for known in tuple(_forgetting):
+        if (forget := known()) is not None:
+            forget(subject)

@@ -10,8 +10,8 @@ its own. Only questions at temperature 0 and those with `Cache-Control: max-age`
 and no run of a task. Only answers that were recorded and read whole are kept. The server reads them from the log when
 it begins, so a restart changes nothing.
 
-Not covered: answers of several choices, and calls that limit which tools are called: they are sampled. Policy agents
-share no answers, and begin without any.
+Not covered: answers to a person whose words are sealed, answers of several choices, and calls that limit which tools
+are called: they are sampled. Policy agents share no answers, and begin without any.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class AnswerCache(SamplingStep):
     def restore(self, answer: LoggedAnswer) -> None:
         """Take in an answer of the log, and what it says about a similar one."""
         question = LoggedQuestion.of(answer, has_place=self._rule.similar != "off")
-        if question is None or CACHED_FROM in question.turn.metadata:
+        if question is None or CACHED_FROM in question.turn.metadata or question.turn.subject is not None:
             return
         if question.place is not None and question.key not in self._answers:
             suggestion = self.similar.find(*question.place)
@@ -150,7 +150,9 @@ class AnswerCache(SamplingStep):
 
     def _question(self, call: ServedCall) -> CacheQuestion | None:
         """Return the question of a call, if its answer may be kept."""
-        if call.in_canary or len(call.generations) != 1 or (call.tools and not call.calls_freely):
+        if call.in_canary or call.subject is not None or len(call.generations) != 1:
+            return None
+        if call.tools and not call.calls_freely:
             return None
         [generation] = call.generations
         most_s = self._most_s(call.cache_control, generation.sampling)
@@ -214,7 +216,7 @@ class AnswerCache(SamplingStep):
         answers: dict[str, list[Completion]] = {}
         for request in requests:
             most_s = self._most_s(request.task.metadata.get(CONTROL), request.task.sampling)
-            if most_s is not None:
+            if most_s is not None and request.task.subject is None:
                 key = keys[request.sampling_id] = _task_key(request, served.version)
                 at_s, completions, sampling_id = self._of_tasks.get(key, (0.0, [], ""))
                 if completions and now_s - at_s < most_s:

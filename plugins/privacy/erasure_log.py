@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from schemas import key_source
 from schemas.events import Coordinates, PrivacyEvent, PrivacyKind, derive_id
 from streams.kafka import times
 from streams.kafka.named_states import Registry, RegistryShape
+from streams.kafka.record import Record
 from streams.settings.model import Settings
 
 
@@ -100,6 +102,13 @@ class ErasureLog(Registry[PrivacyEvent, PersonState]):
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, PERSONS)
+
+    def _take(self, record: Record) -> None:
+        event = self._decoded(record, PrivacyEvent)
+        was_erased = event is not None and self.state(event.person).is_erased
+        super()._take(record)
+        if event is not None and not was_erased and self.state(event.person).is_erased:
+            key_source.tell_erased(event.person)
 
     def note(
         self, person: str, kind: PrivacyKind, actor: str, reason: str, *, due_at: int | None = None

@@ -28,6 +28,8 @@ class ServedCall:
     """A call before it is sampled."""
 
     agent_id: str
+    subject: str | None
+    """The person whose words it has: its answer is given to no other."""
     policy: str
     version: int
     turn_id: str

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
+from schemas import key_source
 from schemas.events import Coordinates, Event
 from schemas.serde import Poison
 from streams.errors import LogError, StreamwardError
@@ -60,6 +61,7 @@ class FollowedTopic:
         self._thread = threading.Thread(target=self._follow, name=f"follows-{'-'.join(labels)}", daemon=True)
 
     def __enter__(self) -> Self:
+        key_source.when_erased(self.forget_subject)
         self._thread.start()
         for tp, end in self._ends.items():
             self._wait_for(Coordinates(*tp, end - 1))
@@ -99,6 +101,14 @@ class FollowedTopic:
     def _take(self, record: Record) -> None:
         """Take in a record."""
         raise NotImplementedError
+
+    def forget_subject(self, subject: str) -> None:
+        """Forget what was taken in of a subject who was erased since."""
+        with self._changed:
+            self._forget(subject)
+
+    def _forget(self, subject: str) -> None:
+        """Forget a subject; a follower without words has nothing to forget."""
 
     def _decoded(self, record: Record, expected: type[E]) -> E | None:
         """Return the event in a record of the first topic; None if it was skipped and logged."""

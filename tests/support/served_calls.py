@@ -20,6 +20,7 @@ def call(question: str = "2 + 2 =", **changed: Any) -> ServedCall:
     messages = (Message(role="user", content=question),)
     values: dict[str, Any] = {
         "agent_id": "calc",
+        "subject": None,
         "policy": "sums",
         "version": 0,
         "turn_id": f"t{next(NUMBERS)}",

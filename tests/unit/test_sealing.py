@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from hashlib import sha512
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from schemas import key_source, versions
 from schemas.avro_schema import Shape, shapes
 from schemas.events import EVENTS, AdvantagedGroup, Event, Message, Response, Reward, Task, problems
-from schemas.key_source import ErasedError, NoKeys, UnknownKeyError
+from schemas.key_source import NoKeys
 from schemas.sealing import ERASED_BEFORE
 from schemas.serde import EncodeError, Poison, decode, decode_closed, encode
 from schemas.tokens import VIEWS, LossMask, Octets
@@ -23,39 +22,16 @@ from streams.kafka.topics import SHAPES
 from streams.tools.archive.columns import payloads_of, store_rows
 from tests.support.any_event import any_event, records
 from tests.support.factories import group, member, response, reward, task
+from tests.support.subject_keys import SubjectKeys
 from tests.support.thoroughness import examples
 
 CANARY = "heliotrope"
 WITH_SUBJECT: tuple[type[Event], ...] = tuple(kind for kind in EVENTS if "subject" in shapes(kind))
 
 
-class Keys:
-    """A key for each subject but those that are erased or unknown."""
-
-    def __init__(self) -> None:
-        self.erased: set[str] = set()
-        self.unknown: set[str] = set()
-
-    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
-        return person
-
-    def close(self) -> None:
-        pass
-
-    def salt_of(self, subject: str) -> bytes:
-        return sha512(subject.encode()).digest()
-
-    def key_of(self, subject: str) -> bytes:
-        if subject in self.erased:
-            raise ErasedError
-        if subject in self.unknown:
-            raise UnknownKeyError(f"no key of {subject}")
-        return sha512(subject.encode(errors="replace")).digest()
-
-
 @pytest.fixture
-def keys() -> Iterator[Keys]:
-    source = Keys()
+def keys() -> Iterator[SubjectKeys]:
+    source = SubjectKeys()
     key_source.use(source)
     yield source
     key_source.use(NoKeys())
@@ -71,7 +47,7 @@ any_of_subject = st.sampled_from(WITH_SUBJECT).flatmap(of_subject)
 @settings(max_examples=examples(150))
 @given(any_of_subject)
 def test_every_event_with_a_subject_comes_back_and_gives_the_same_bytes_again(event: Any) -> None:
-    key_source.use(Keys())
+    key_source.use(SubjectKeys())
     payload = encode(event)
     assert decode(payload, type(event)) == event
     assert encode(decode(payload, type(event))) == payload  # type: ignore[arg-type]
@@ -81,7 +57,7 @@ def test_every_event_with_a_subject_comes_back_and_gives_the_same_bytes_again(ev
 @settings(max_examples=examples(150))
 @given(any_of_subject)
 def test_what_is_in_clear_breaks_no_rule_and_is_written_unchanged(event: Any) -> None:
-    key_source.use(Keys())
+    key_source.use(SubjectKeys())
     payload = encode(event)
     key_source.use(NoKeys())
     closed: Any = decode_closed(payload, type(event))
@@ -93,7 +69,7 @@ def test_what_is_in_clear_breaks_no_rule_and_is_written_unchanged(event: Any) ->
 @settings(max_examples=examples(60))
 @given(st.lists(any_event | any_of_subject, max_size=12), st.sampled_from(WITH_SUBJECT), st.sampled_from(range(4)))
 def test_sealed_rows_in_bulk_are_what_they_are_one_by_one(events: list[Any], kind: Any, state: int) -> None:
-    source = Keys()
+    source = SubjectKeys()
     key_source.use(source)
     payloads = [encode(event) for event in events]
     if state:
@@ -105,7 +81,7 @@ def test_sealed_rows_in_bulk_are_what_they_are_one_by_one(events: list[Any], kin
     key_source.use(NoKeys())
 
 
-def test_a_member_of_a_group_and_its_tokens_are_sealed_and_its_lengths_are_not(keys: Keys) -> None:
+def test_a_member_of_a_group_and_its_tokens_are_sealed_and_its_lengths_are_not(keys: SubjectKeys) -> None:
     whole = group(responses=(member(),))
     sealed = dataclasses.replace(whole, subject="ann")
     closed = decode_closed(encode(sealed), AdvantagedGroup)
@@ -119,7 +95,7 @@ def test_a_member_of_a_group_and_its_tokens_are_sealed_and_its_lengths_are_not(k
 # --- three states -----------------------------------------------------------------------------------------------------
 
 
-def test_an_erased_event_is_said_to_be_erased_and_an_unknown_key_is_not(keys: Keys) -> None:
+def test_an_erased_event_is_said_to_be_erased_and_an_unknown_key_is_not(keys: SubjectKeys) -> None:
     payload = encode(response(text=CANARY, subject="ann"))
     keys.unknown.add("ann")
     unknown = decode(payload, Response)
@@ -130,7 +106,7 @@ def test_an_erased_event_is_said_to_be_erased_and_an_unknown_key_is_not(keys: Ke
     assert isinstance(erased, Poison) and erased.reason == "erased"
 
 
-def test_an_event_of_an_erased_subject_is_written_without_its_words(keys: Keys) -> None:
+def test_an_event_of_an_erased_subject_is_written_without_its_words(keys: SubjectKeys) -> None:
     keys.erased.add("ann")
     payload = encode(response(text=CANARY, subject="ann"))
     keys.erased.clear()
@@ -148,7 +124,7 @@ def test_a_process_without_keys_writes_nothing_of_a_subject() -> None:
 # --- a ciphertext opens in its own record alone -----------------------------------------------------------------------
 
 
-def test_no_field_in_clear_can_be_changed_and_no_ciphertext_moved(keys: Keys) -> None:
+def test_no_field_in_clear_can_be_changed_and_no_ciphertext_moved(keys: SubjectKeys) -> None:
     first, second = (reward(response(slot=slot), subject="ann", rationale=CANARY) for slot in (0, 1))
     closed = decode_closed(encode(first), Reward)
     other = decode_closed(encode(second), Reward)
@@ -158,7 +134,7 @@ def test_no_field_in_clear_can_be_changed_and_no_ciphertext_moved(keys: Keys) ->
         assert isinstance(read, Poison) and read.reason == "altered"
 
 
-def test_a_record_with_sealed_bytes_and_no_subject_is_undecodable(keys: Keys) -> None:
+def test_a_record_with_sealed_bytes_and_no_subject_is_undecodable(keys: SubjectKeys) -> None:
     read = decode(encode(response(sealed=Octets(b"x" * 40))), Response)
     assert isinstance(read, Poison) and read.reason == "undecodable"
 
@@ -171,7 +147,7 @@ def test_a_record_with_sealed_bytes_and_no_subject_is_undecodable(keys: Keys) ->
     [("opened", {1: "erased"}, ["", CANARY]), ("either", {}, ["", "", CANARY]), ("closed", {}, ["", "", ""])],
 )
 def test_columns_have_what_is_in_them_or_what_is_in_clear(
-    keys: Keys, reading: Reading, wrong: dict[int, str], texts: list[str]
+    keys: SubjectKeys, reading: Reading, wrong: dict[int, str], texts: list[str]
 ) -> None:
     answers = [response(text=""), response(text="gone", subject="bob"), response(text=CANARY, subject="ann")]
     payloads: list[bytes | None] = [encode(answer) for answer in answers]
@@ -182,7 +158,7 @@ def test_columns_have_what_is_in_them_or_what_is_in_clear(
     assert [text for text in column.to_pylist() if text is not None] == texts
 
 
-def test_the_archive_keeps_ciphertext_and_gives_back_the_same_bytes(keys: Keys) -> None:
+def test_the_archive_keeps_ciphertext_and_gives_back_the_same_bytes(keys: SubjectKeys) -> None:
     payload = encode(response(text=CANARY, subject="ann"))
     rows = DecodedRows("responses", [0], [7], [1_700_000_000_000], [b"t"], [payload], [])
     stored = store_rows(Response, rows)
@@ -263,7 +239,7 @@ def test_sealed_is_the_last_field_of_every_version_that_has_it(kind: Any) -> Non
         assert ("subject" in names) == (names[-1] == "sealed")
 
 
-def test_metadata_of_the_system_stay_in_clear_and_a_callers_do_not(keys: Keys) -> None:
+def test_metadata_of_the_system_stay_in_clear_and_a_callers_do_not(keys: SubjectKeys) -> None:
     written = task(subject="ann", metadata={"purpose": "serve", "note": CANARY})
     closed = decode_closed(encode(written), Task)
     assert isinstance(closed, Task) and closed.metadata == {"purpose": "serve"}
@@ -273,7 +249,7 @@ PER_EVENT: dict[str, Any] = {"task": task, "response": response}
 
 
 @pytest.mark.parametrize("name", PER_EVENT)
-def test_no_byte_in_the_log_has_a_planted_word(keys: Keys, name: str) -> None:
+def test_no_byte_in_the_log_has_a_planted_word(keys: SubjectKeys, name: str) -> None:
     message = (Message(role="user", content=CANARY),)
     changes = {"task": {"messages": message, "verifier": f'{{"answer": "{CANARY}"}}'}, "response": {"text": CANARY}}
     assert CANARY.encode() not in encode(PER_EVENT[name](subject="ann", **changes[name]))

@@ -87,6 +87,9 @@ class MemoryLog(FollowedTopic):
             raise EventError(problem)
         return event
 
+    def _forget(self, subject: str) -> None:
+        self._state.forget(subject)
+
     def _take(self, record: Record) -> None:
         if (event := self._decoded(record, MemoryEvent)) is None:
             return

@@ -50,6 +50,14 @@ class MemoryState:
         self._items: dict[Labels, dict[str, MemoryItem]] = {}
         self._of_rules: set[str] = set()
         """Ids of the events that rules wrote."""
+        self._subjects: dict[tuple[Labels, str], str] = {}
+        """The persons that items are of, by namespace and key."""
+
+    def forget(self, subject: str) -> None:
+        """Forget the items of a person."""
+        for namespace, key in [place for place, of in self._subjects.items() if of == subject]:
+            del self._subjects[namespace, key]
+            self._items.get(namespace, {}).pop(key, None)
 
     def take(self, event: MemoryEvent) -> None:
         """Take in an event, in the order of its partition. A copy of one that a rule wrote changes nothing."""
@@ -62,6 +70,9 @@ class MemoryState:
         namespace = tuple(event.namespace.split("."))
         items = self._items.setdefault(namespace, {})
         before = items.get(event.key)
+        self._subjects.pop((namespace, event.key), None)
+        if event.subject is not None and event.value is not None:
+            self._subjects[namespace, event.key] = event.subject
         if event.value is None:
             items.pop(event.key, None)
         else:

@@ -95,6 +95,11 @@ class ThreadLog(FollowedTopic):
                 raise EventError(problem)
         self._write_all(events)
 
+    def _forget(self, subject: str) -> None:
+        for name, state in list(self._states.items()):
+            if subject in (state.subject, *(run.request.subject for run in state.runs.values())):
+                del self._states[name]
+
     def _take(self, record: Record) -> None:
         if (event := self._decoded(record, ThreadEvent)) is None:
             return

@@ -36,6 +36,7 @@ from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.kafka.history import LogHistory
+from streams.kafka.subject_keys import use_keys
 from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
@@ -90,6 +91,7 @@ def connect(
             for key, value in (settings or {}).items()
         ]
         settings = load(file=None if config is None else Path(config), overrides=overrides)
+    use_keys(settings)
     if settings.schemas.registry_url:
         from streams.kafka.registry import client as registry_client
 

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from streams.errors import CallError, RefusedError, SettingsError
+from streams.kafka.subject_keys import use_keys
 from streams.processes.worker_pipe import AnswerPipe, data_bytes, describe_exception, limit_memory, serve
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
@@ -89,6 +90,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
 
 
 def _open(settings: Settings, source: Source, order: StatementOrder) -> Session:
+    use_keys(settings)
     if settings.schemas.registry_url:
         from streams.kafka.registry import client as registry_client
 

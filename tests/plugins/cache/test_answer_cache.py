@@ -15,11 +15,13 @@ import pytest
 from plugins.cache.answer_cache import AnswerCache, build_cache
 from plugins.cache.cache_settings import Cache
 from plugins.cache.recount_cache import CacheRecount
+from schemas import key_source
 from schemas.events import Turn
 from schemas.tokens import TokenIds
 from streams.engines.scripted.scripted_tokens import END_OF_TURN, ScriptedRendering
 from streams.settings.model import Settings
 from tests.support.server_in_memory import LogInMemory, ServerInMemory, serving
+from tests.support.subject_keys import SubjectKeys
 
 FOUR = (*b"4", END_OF_TURN)
 FIVE = (*b"5", END_OF_TURN)
@@ -55,6 +57,19 @@ def test_the_second_of_two_equal_questions_gets_the_first_ones_answer_and_says_s
         assert repeated.completion_token_ids == sampled.completion_token_ids
         assert repeated.logprobs == sampled.logprobs
         assert first.json()["usage"] == second.json()["usage"]
+
+
+def test_an_answer_to_a_person_whose_words_are_sealed_is_given_to_nobody_again() -> None:
+    key_source.use(SubjectKeys())
+    try:
+        with served() as server:
+            for user in ("ann", "bob", "ann"):
+                server.engine.says(FOUR)
+                assert "x-streamward-cached-from" not in ask(server, user=user).headers
+            assert len(server.engine.streams) == 3
+            assert [turn.subject for turn in server.turns] == ["ann", "bob", "ann"]
+    finally:
+        key_source.use(key_source.NoKeys())
 
 
 def test_a_repeated_answer_streams_like_any_other() -> None:

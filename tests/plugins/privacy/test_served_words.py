@@ -20,12 +20,11 @@ from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support.agent_server import audited, settings_of
-from tests.support.processes import read, records
+from tests.support.processes import read, records, until
 
 pytestmark = pytest.mark.kafka
 
 CANARY = "heliotrope"
-SCRIPT = {"replies": [{"when": ".*", "reply": f"{CANARY} it is"}], "otherwise": f"{CANARY} it is"}
 
 
 @pytest.fixture
@@ -77,8 +76,16 @@ def test_what_a_person_says_is_in_no_record_and_nothing_is_taken_from_an_erased_
         assert len(turns) == 6 and {turn.subject is None for turn in turns} == {False}
         assert any(CANARY in message.content for turn in turns for message in turn.messages)
         assert places_of(sealing_settings, CANARY) == places_of(sealing_settings, "marigold") == []
+        rows = {"sql": "SELECT turn_id, reply.content AS text FROM turns"}
+        assert CANARY in str(ask("/query", rows)) and CANARY in httpx.get(f"{url}/acp/threads/{thread}").text
         erased = ask("/privacy/erase", {"person": "ann"})
         assert erased["state"] == "erased"
+        until(lambda: httpx.get(f"{url}/acp/threads/{thread}").status_code == 404, "the thread to be forgotten")
+        after = ask("/query", rows)["rows"]
+        assert sorted(text for _, text in after) == [*[""] * 5, "marigold?"]
+        earlier = answers["/v1/responses"]["id"]
+        again = httpx.post(f"{url}/v1/responses", json={"model": "sums", "input": "?", "previous_response_id": earlier})
+        assert again.status_code in (404, 409), again.text
         for path, body in calls_of("ann").items():
             assert "was erased" in str(ask(path, body, 409))
         ask("/v1/completions", calls_of("bob")["/v1/completions"])

@@ -118,6 +118,7 @@ class CallPreparation:
 
         return ServedCall(
             agent_id=call.agent_id,
+            subject=prepared.conversation.subject_of(call),
             policy=prepared.policy,
             version=prepared.version,
             turn_id=prepared.turn_ids[0],

@@ -262,6 +262,13 @@ class Conversations:
         if conversation.ended:
             self.forget(conversation)
 
+    def forget_subject(self, subject: str) -> None:
+        """Remember no turns any more of trajectories in which a person spoke."""
+        for conversation in list(self.by_id.values()):
+            if subject == conversation.subject or any(turn.subject == subject for turn in conversation.turns):
+                conversation.began = conversation.end = None
+                self.close(conversation, "its user was erased")
+
     def note_given(self, call: ModelCall, turn_id: str) -> None:
         """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
         conversation = self._of_turn.get(turn_id)

@@ -6,10 +6,13 @@ trajectories ──► restore ──► Conversations of each policy, which sha
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from schemas import key_source
 from schemas.events import TrajectoryEvent
 from streams.engines.sampling_step import LoggedAnswer
 from streams.errors import CallError
@@ -26,9 +29,26 @@ class ServedConversations:
         self.of_policy: dict[str, Conversations] = {}
         self._elsewhere: dict[str, str] = {}
         """Policies of trajectories in the log that are not served here."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of the calls, once there was one."""
+        key_source.when_erased(self.forget_subject)
+
+    def forget_subject(self, subject: str) -> None:
+        """Remember no turns of a person any more. May be called from any thread."""
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._forget, subject)
+        else:
+            self._forget(subject)
+
+    def _forget(self, subject: str) -> None:
+        for conversations in self:
+            conversations.forget_subject(subject)
 
     def of(self, policy: str) -> Conversations | None:
         """Return the trajectories of a policy; None if it is not served here."""
+        if self._loop is None:
+            with contextlib.suppress(RuntimeError):  # the log is read before the first call
+                self._loop = asyncio.get_running_loop()
         if policy not in self.of_policy and self._serves(policy):
             self.of_policy[policy] = Conversations()
             for conversations in self:
