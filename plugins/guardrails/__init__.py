@@ -3,12 +3,19 @@
 calls, answers, POST /guardrails/… ──► rules, models ──► pass, flag or block ──► guardrail-verdicts
 """
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="guardrails",
     topics="plugins.guardrails.topics:TOPICS",
     settings="plugins.guardrails.guardrail_settings:Guardrails",
+    commands={
+        "guardrails": PluginCommand(
+            "plugins.guardrails.commands:guardrails", "Look at texts by the rules of guardrails."
+        ),
+    },
+    rooms="plugins.guardrails.bias_routes:ROOMS",
+    version_gate="plugins.guardrails.bias_gate:build_gate",
     serves="plugins.guardrails.guardrail_part:GuardrailPart",
     actions={
         "guardrails.check": ("viewer", "submitter", "trainer", "promoter"),

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from plugins.guardrails.flow.flow_rule import FlowMode, FlowRule
 from plugins.guardrails.flow.tool_patterns import read_patterns
+from streams.scorers.term_swaps import read_terms
 from streams.settings.model import Section
 
 _TOOLS = "comma separated patterns of TOOL or AGENT/TOOL"
@@ -36,6 +37,22 @@ class Guardrails(Section):
     )
     refused: str = Field("", description=f"tools that are refused after untrusted text, {_TOOLS}")
     always_allowed: str = Field("", description=f"tools that no rule by flow is about, {_TOOLS}")
+
+    bias_terms: str = Field(
+        "", description="terms that are swapped to measure bias, as he=she, his=her; empty: fourteen pairs of gender"
+    )
+    max_bias: float | None = Field(
+        None,
+        ge=0,
+        description="difference in mean reward between the swapped copies in guard.suite, beyond which a version is "
+        "held back; unset: no limit",
+    )
+
+    @field_validator("bias_terms")
+    @classmethod
+    def _has_terms(cls, text: str) -> str:
+        read_terms(text)
+        return text
 
     @field_validator("untrusted", "needs_consent", "refused", "always_allowed")
     @classmethod

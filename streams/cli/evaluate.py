@@ -107,6 +107,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
     """Print the scores of each version, and the gains of the first over the others."""
     from streams import output as show
     from streams.evaluation import version_scores
+    from streams.evaluation.version_gates import build_gates
     from streams.stages.rollouts import guard
 
     confidence = settings.guard.confidence
@@ -125,6 +126,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
         primary = state.versions[state.primary]
         prices = guard.TokenPrices.of(settings.prices)
         ruling = guard.judge(first, primary, settings.guard, suite.name, suite.thresholds, prices)
+        ruling = guard.with_objections(ruling, first.outcomes.get(suite.name, ()), build_gates(settings))
     if output == "jsonl":
         judgement = None
         if ruling is not None:

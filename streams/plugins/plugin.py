@@ -152,6 +152,9 @@ class Plugin:
     keys: str | None = None
     """Where the keys are that persons' words are sealed with: `module:name` of a function that takes the settings and
     returns a KeySource (schemas/key_source.py), or None if nothing is to be sealed."""
+    version_gate: str | None = None
+    """Where its gate of versions is, which holds one back: `module:name` of a GateBuilder
+    (streams/evaluation/version_gates.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

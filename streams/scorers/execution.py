@@ -29,6 +29,7 @@ from streams.scorers.ranking_judge import ALONE, RankingJudge, RankingOptions, s
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.retries import persist, sum_of
 from streams.scorers.sandbox import Sandbox
+from streams.scorers.term_swaps import SWAPPED, SwappedScorer, TermSwaps, average
 from streams.scorers.verdict import (
     MAX_RATIONALE,
     MAX_VERSION,
@@ -36,6 +37,7 @@ from streams.scorers.verdict import (
     Verdict,
     check_steps,
     check_verdict,
+    json_object,
     options,
     storable,
 )
@@ -148,6 +150,12 @@ class Scorers:
                 verdict, used = self._persist(task, response, part, source.name, trace)
                 tries = max(tries, used)
                 verdicts.append(verdict)
+            if source.name == SWAPPED:
+                settings = json_object(source.settings, SWAPPED, reason="bad_settings")
+                swaps = TermSwaps(options(SwappedScorer, settings, SWAPPED).terms)
+                copy = swaps.swap_task(task), swaps.swap_response(response)
+                other, used = self._persist(*copy, mixed[0], source.name, trace)
+                return _outcome(average(verdicts[0], other), started, max(tries, used))
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
         except Exception as exc:  # a bug costs this score, not the agent
             failed = exc if isinstance(exc, ScoreError) else _exception_error(name, exc)

@@ -24,6 +24,7 @@ from schemas.faults import nearest
 from streams.errors import SettingsError
 from streams.references import describe_module
 from streams.scorers import episode, gym, judge, mathematics, ranking_judge, text
+from streams.scorers.term_swaps import SWAPPED, SwappedScorer
 from streams.scorers.verdict import (
     ScoreError,
     ScorerOptions,
@@ -117,6 +118,7 @@ SCORERS: dict[str, Scorer] = {
         Scorer("verified", "verified/1", "inline", ScorerOptions, episode.verified),
         Scorer("length", "length/1", "inline", text.Length, text.length),
         Scorer("mix", "mix/1", "inline", Mix),
+        Scorer(SWAPPED, "swapped/1", "inline", SwappedScorer),
         Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
         Scorer("judge", "judge/3", "judge", judge.JudgeOptions),
         Scorer(ranking_judge.NAME, "ranking_judge/1", "judge", ranking_judge.RankingOptions, of_group=True),
@@ -182,7 +184,7 @@ def load(name: str) -> Scorer:
 
 
 def parts(source: RewardSource) -> tuple[MixPart, ...]:
-    """Return the scorers of a reward source, settings checked: the parts of a mix, or only itself.
+    """Return the scorers of a reward source, settings checked: the parts of a mix, that of `swapped`, or only itself.
 
     Raises ScoreError: unknown_scorer, bad_settings.
     """
@@ -192,6 +194,12 @@ def parts(source: RewardSource) -> tuple[MixPart, ...]:
 @lru_cache(maxsize=1024)
 def _parts(source: RewardSource) -> tuple[MixPart, ...]:
     settings = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
+    if source.name == SWAPPED:
+        averaged = options(SwappedScorer, settings, SWAPPED)
+        if averaged.scorer in ("mix", SWAPPED) or find(averaged.scorer).of_group:
+            raise ScoreError(f"{SWAPPED}: it averages one scorer, and not {averaged.scorer}", reason="bad_settings")
+        _check(averaged.scorer, averaged.settings)
+        return (MixPart(name=averaged.scorer, settings=averaged.settings),)
     if find(source.name) is not SCORERS["mix"]:
         _check(source.name, settings)
         return (MixPart(name=source.name, settings=settings),)
@@ -200,6 +208,8 @@ def _parts(source: RewardSource) -> tuple[MixPart, ...]:
     for part in mixed:
         if part.name == "mix":
             raise ScoreError("mix: a mix inside a mix; list its parts in the outer one", reason="bad_settings")
+        if part.name == SWAPPED:
+            raise ScoreError(f"mix: {SWAPPED} is a reward source of its own, with a weight", reason="bad_settings")
         if find(part.name).of_group:
             raise ScoreError(
                 f"mix: {part.name} compares the responses of a group, and a mix scores one; name it as a reward source "

@@ -875,7 +875,8 @@ class Schemas(Section):
 
 
 TENANT_SCORERS = (
-    "exact", "numeric", "math", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym",
+    "exact", "numeric", "math", "regex", "format", "length", "mix", "swapped", "environment", "tools", "verified",
+    "reasoning-gym",
 )  # fmt: skip
 """The built-in scorers without a cost for the operator: all but the judges."""
 

@@ -14,6 +14,7 @@ cases.
     tokens, cost               at most so much        all of it is above     the best guess is above
     recoveries                 its loss is allowed    all of it is too much  the best guess is too much
     latency, failed slots      at most so much        never                  above
+    those of plugins           no objection           it rejects             it asks
 
 Cost is that of the tokens read and written, at the prices of jobs, and is judged if `guard.max_cost_ratio` is set.
 Recoveries are successful tool calls after failed ones: a task counts if calls failed under both versions, with each
@@ -33,13 +34,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.events import AdapterEvent, Outcome, OutsideModel, Verdict, derive_id
 from streams.adapters.versions import Version
 from streams.evaluation import intervals, paired
+from streams.evaluation.version_gates import VersionGate
 from streams.settings.model import Guard, Prices
 
 ACTOR = "rollouts"
@@ -141,6 +143,18 @@ def judge(
     findings += _recoveries(found, rule, metrics)
     findings += _latency(found, rule)
     return _judgement([*findings, gain], metrics, gate)
+
+
+def with_objections(judgement: GuardResult, outcomes: Sequence[Outcome], gates: Iterable[VersionGate]) -> GuardResult:
+    """Return a verdict with what the gates of plugins object to the candidate's outcomes, which may be stricter."""
+    for figures in (look(outcomes) for look in gates):
+        for verdict, reason in figures.objections:
+            is_stricter = STRICTEST.index(verdict) < STRICTEST.index(judgement.verdict)
+            reasons = (reason, *judgement.reasons) if is_stricter else (*judgement.reasons, reason)
+            judgement = replace(judgement, verdict=verdict if is_stricter else judgement.verdict, reasons=reasons)
+        metrics, gate = {**judgement.metrics, **figures.metrics}, {**judgement.gate, **figures.gate}
+        judgement = replace(judgement, metrics=metrics, gate=gate)
+    return judgement
 
 
 def event(

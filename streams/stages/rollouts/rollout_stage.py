@@ -217,6 +217,7 @@ def _judgement(state: RolloutState, policy: str, rule: RolloutRule, results: Res
         if (shown := results(version)) is not None:
             candidate, incumbent = _shown(shown, state), _shown(against, state)
             judgement = guard.judge(candidate, incumbent, rule.guard, suite.name, suite.thresholds, rule.prices)
+            judgement = guard.with_objections(judgement, shown.outcomes, rule.gates)
             at = max(shown.created_at, against.created_at)
             return guard.event(
                 judgement, policy=policy, version=version, against=primary, suite=suite.name, created_at=at

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from schemas.events import OutsideModel, Verdict
 from streams.adapters.serving import Serving
 from streams.errors import SettingsError
+from streams.evaluation.version_gates import VersionGate, build_gates
 from streams.settings.model import Canary, Guard, Settings
 from streams.stages.rollouts.canary import CanaryTrial
 from streams.stages.rollouts.guard import TokenPrices, version_prices
@@ -34,6 +35,8 @@ class RolloutRule:
     canary: Canary = field(default_factory=Canary)
     prices: TokenPrices | None = None
     """The prices of tokens, if known."""
+    gates: tuple[VersionGate, ...] = ()
+    """Those of plugins."""
 
     @property
     def waits_for_guard(self) -> bool:
@@ -68,7 +71,7 @@ def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
             f"guard.max_cost_ratio is {settings.guard.max_cost_ratio:g}, and nothing says what tokens cost; set "
             "prices.prompt_usd and prices.completion_usd, or leave it out"
         )
-    return RolloutRule(mode, settings.guard, suite, settings.canary, prices)
+    return RolloutRule(mode, settings.guard, suite, settings.canary, prices, build_gates(settings))
 
 
 @dataclass(frozen=True, slots=True)
