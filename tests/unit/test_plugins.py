@@ -105,7 +105,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     listed = run_with(stranger, "--help").stdout
-    assert "  rate       Rate an answer.\n" in listed
+    assert "  rate        Rate an answer.\n" in listed
     assert json.loads(run_with(stranger, "admin", "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
     assert run_with(stranger, "admin", "schemas", "check").returncode == 0
     listed = [json.loads(line) for line in run_with(stranger, "admin", "plugins").stdout.splitlines()]
