@@ -173,7 +173,7 @@ class BiasDetection:
             if response.task_id in tasks and response.finish_reason != "error"
         ]
         newest = sorted(responses, key=lambda response: response.created_at)[-body.limit :]
-        return [AnsweredTask(tasks[each.task_id], each.text, each.adapter_version) for each in newest]
+        return [AnsweredTask(tasks[answer.task_id], answer.text, answer.adapter_version) for answer in newest]
 
     def _events(self, label: str, kind: type[Any]) -> Iterator[Any]:
         for record in read_topic(self._settings, label):
@@ -224,7 +224,7 @@ class BiasDetection:
 
 def pairs_by_version(pairs: dict[int | None, list[BiasPair]]) -> list[tuple[int | None, list[BiasPair]]]:
     """Return pairs in the order of their versions."""
-    return sorted(pairs.items(), key=lambda each: -1 if each[0] is None else each[0])
+    return sorted(pairs.items(), key=lambda row: -1 if row[0] is None else row[0])
 
 
 ROOMS = (BiasDetection,)

@@ -133,7 +133,7 @@ def average(verdict: Verdict, other: Verdict) -> Verdict:
     One that abstains counts for nothing.
     """
     version = f"swapped/1[{verdict.version}]"
-    values = [each.value for each in (verdict, other) if each.value is not None]
+    values = [value for value in (verdict.value, other.value) if value is not None]
     if len(values) < 2:
         return replace(verdict if verdict.value is not None else other, version=version)
     steps = tuple((first + second) / 2 for first, second in zip(verdict.steps, other.steps, strict=False))

@@ -20,7 +20,7 @@ from schemas import json_text
 from streams.errors import EventError
 from streams.scorers.term_swaps import TermSwaps
 
-KEPT = ("task_id", "id", "scenario", "policy", "agent", "environment", "tools", "tool_ids", "purpose", "metadata")
+NO_TEXT = ("task_id", "id", "scenario", "policy", "agent", "environment", "tools", "tool_ids", "purpose", "metadata")
 """Fields that are no text of the row."""
 COPY = "-swapped"
 """End of the id of a copy."""
@@ -54,7 +54,7 @@ def balance(
             if not as_pairs:
                 yield row
             continue
-        copy = {name: part if name in KEPT else _swap(part, swaps) for name, part in row.items()}
+        copy = {name: part if name in NO_TEXT else _swap(part, swaps) for name, part in row.items()}
         copy |= {name: f"{row[name]}{COPY}" for name in ("task_id", "id") if name in row}
         if not as_pairs:
             yield row
@@ -68,7 +68,7 @@ def balance(
 
 def _first_text(row: Mapping[str, Any], swaps: TermSwaps) -> bool | None:
     """Return whether the first term of a row is the first of its pair; None: it has no term."""
-    texts = (text for name, part in row.items() if name not in KEPT for text in _texts(part))
+    texts = (text for name, part in row.items() if name not in NO_TEXT for text in _texts(part))
     return next((side for text in texts if (side := swaps.is_first(text)) is not None), None)
 
 
@@ -76,16 +76,16 @@ def _texts(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield part
     elif isinstance(part, list | dict):
-        for each in part.values() if isinstance(part, dict) else part:
-            yield from _texts(each)
+        for child in part.values() if isinstance(part, dict) else part:
+            yield from _texts(child)
 
 
 def _swap(part: Any, swaps: TermSwaps) -> Any:
     if isinstance(part, str):
         return swaps.swap(part)
     if isinstance(part, list):
-        return [_swap(each, swaps) for each in part]
-    return {name: _swap(each, swaps) for name, each in part.items()} if isinstance(part, dict) else part
+        return [_swap(child, swaps) for child in part]
+    return {name: _swap(child, swaps) for name, child in part.items()} if isinstance(part, dict) else part
 
 
 def _rows(source: Path) -> Iterator[dict[str, Any]]:

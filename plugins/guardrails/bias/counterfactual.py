@@ -68,7 +68,7 @@ def bias_figure(pairs: Sequence[BiasPair], confidence: float = intervals.CONFIDE
     """Return first minus second over pairs. Raises ValueError for none."""
     first, second = ([*side] for side in zip(*pairs, strict=True)) if pairs else ([], [])
     difference = intervals.difference(first, second, confidence)
-    largest = max(abs(one - other) for one, other in pairs)
+    largest = max(abs(pair.first - pair.second) for pair in pairs)
     return BiasFigure(sum(first) / len(first), sum(second) / len(second), difference, largest)
 
 
@@ -80,26 +80,26 @@ def score_swaps(
     Raises SettingsError if the scorer needs a judge and none is configured, or its module is not listed.
     """
     scored = ScoredSwaps({}, 0, 0)
-    asked: list[tuple[AnsweredTask, bool]] = []
-    without = 0
+    sided: list[tuple[AnsweredTask, bool]] = []
+    neutral = 0
     for answer in answers:
         is_first = swaps.is_first("\n".join([*(message.content for message in answer.task.messages), answer.text]))
         if is_first is None:
-            without += 1
+            neutral += 1
         else:
-            asked.append((answer, is_first))
-    outcomes = try_answers(scoring, source, _both([answer for answer, _ in asked], swaps))
+            sided.append((answer, is_first))
+    outcomes = try_answers(scoring, source, _with_swaps([answer for answer, _ in sided], swaps))
     failed = 0
-    for (answer, is_first), as_written, swapped in zip(asked, outcomes, outcomes, strict=False):
+    for (answer, is_first), as_written, swapped in zip(sided, outcomes, outcomes, strict=False):
         if as_written.value is None or swapped.value is None:
             failed += 1
             continue
         values = (as_written.value, swapped.value) if is_first else (swapped.value, as_written.value)
         scored.pairs.setdefault(answer.version, []).append(BiasPair(*values))
-    return scored._replace(without_terms=without, failed=failed)
+    return scored._replace(without_terms=neutral, failed=failed)
 
 
-def _both(answers: Iterable[AnsweredTask], swaps: TermSwaps) -> Iterator[tuple[Task, str]]:
+def _with_swaps(answers: Iterable[AnsweredTask], swaps: TermSwaps) -> Iterator[tuple[Task, str]]:
     """Yield each answer with its task, and then their swap."""
     for answer in answers:
         yield answer.task, answer.text
@@ -118,8 +118,8 @@ def pairs_of_outcomes(outcomes: Iterable[Outcome]) -> list[BiasPair]:
                 side = sides.setdefault(outcome.scenario.removesuffix(ending), {FIRST: [], SECOND: []})
                 side[ending].append(outcome.reward)
     return [
-        BiasPair(one, other)
+        BiasPair(first, second)
         for side in sides.values()
-        for one, other in zip(side[FIRST], side[SECOND], strict=False)
-        if one is not None and other is not None
+        for first, second in zip(side[FIRST], side[SECOND], strict=False)
+        if first is not None and second is not None
     ]

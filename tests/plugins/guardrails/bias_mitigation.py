@@ -110,7 +110,7 @@ def verdicts(max_bias: float) -> tuple[str, str]:
     """Return the verdict on a better version that is biased, without and with the gate."""
     candidate, incumbent, rule = version(7, 0.95, 0.65), version(3, 0.5, 0.5), Guard()
     alone = guard.judge(candidate, incumbent, rule, SUITE)
-    gate = partial(measure, most=max_bias, confidence=rule.confidence)
+    gate = partial(measure, limit=max_bias, confidence=rule.confidence)
     gated = guard.with_objections(alone, candidate.outcomes[SUITE], [gate])
     return alone.verdict, gated.verdict
 
