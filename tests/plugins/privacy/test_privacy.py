@@ -15,17 +15,22 @@ from plugins.privacy.erasing import Eraser
 from plugins.privacy.erasure_log import PERSONS, ErasureLog, PersonState
 from plugins.privacy.key_store import CommandStore, FolderStore, KeyStore, KeyStoreError
 from plugins.privacy.person_keys import PersonKeys
+from plugins.privacy.person_records import records_of, versions_of
 from plugins.privacy.privacy_settings import Privacy
 from schemas import key_source
-from schemas.events import PrivacyEvent, Response, derive_id
+from schemas.events import AdvantagedGroup, PrivacyEvent, Response, derive_id
 from schemas.key_source import KEY_BYTES, ErasedError, NoKeys
 from schemas.serde import Poison, decode, encode
 from streams.errors import RefusedError
 from streams.kafka import times
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
 from streams.settings.model import Settings
-from tests.support.factories import PERSON, privacy_event, response
+from tests.support.factories import PERSON, adapter_event, batch, group, privacy_event, response
 from tests.support.log.registry_cases import Case, check_case, check_decisions, made as made
 from tests.support.log.whole_run import recounted, wrong
+from tests.support.processes import read, records
+from trainer.reproduce.erased_examples import refuse_erased
 
 CANARY = "heliotrope"
 
@@ -269,6 +274,53 @@ def test_words_are_sealed_by_rule(
 ) -> None:
     keys = PersonKeys(made, replace_rule(rule, seal=seal, tenants=tenants))
     assert (keys.subject_of(tenant, person, "a key") is not None) == is_sealed
+
+
+# --- records and versions ---------------------------------------------------------------------------------------------
+
+
+def test_the_versions_that_learnt_from_a_person_are_listed_with_those_that_descend(
+    made: Settings, keys: PersonKeys, rule: Privacy
+) -> None:
+    subject = keys.subject_of(None, "fay", None)
+    groups = [group(task_id=f"t{n}", subject=subject if n == 1 else None, policy="fay") for n in range(3)]
+    with Producer(made) as producer:
+        for event in groups:
+            producer.send(event)
+    places = [record.at for record, event in read(made, AdvantagedGroup) if event.policy == "fay"]
+    where = {"policy": "fay", "groups_partition": places[0].partition}
+    versions = [
+        adapter_event("trained", number + 1, policy="fay", parent_version=number, first_batch=0, last_batch=number)
+        for number in range(3)
+    ]
+    with Producer(made) as producer:
+        for number, place in enumerate(places):
+            producer.send(batch(sequence=number, groups_offsets=(place.offset,), **where))
+        for version in versions:
+            producer.send(version)
+    assert subject is not None
+    listed = [(version.version, version.how, version.groups) for version in versions_of(made, subject)]
+    assert listed == [(2, "learnt", 1), (3, "descends", 0)]
+    [(label, _, event)] = records_of(made, subject)
+    assert (label, event) == ("groups", groups[1])
+    with ErasureLog(made) as log:
+        Eraser(log, FolderStore(Path(rule.key_folder)), rule).erase(subject, "fay", "asked for")
+    keys._log().catch_up()
+    assert [(version.version, version.how) for version in versions_of(made, subject)] == [
+        (2, "learnt"),
+        (3, "descends"),
+    ]
+    [(_, _, event)] = records_of(made, subject)
+    assert event.sealed and not any(event.prompt_token_ids)
+    with pytest.raises(RefusedError, match="not reproducible: 2 of 6 examples are erased"):
+        refuse_erased((record, None) for record in group_records(made))
+
+
+def group_records(made: Settings) -> Iterator[Record]:
+    for record in records(made, "groups"):
+        event = record.decode_closed(AdvantagedGroup)
+        if isinstance(event, AdvantagedGroup) and event.policy == "fay":
+            yield record
 
 
 # --- the recount ------------------------------------------------------------------------------------------------------
