@@ -16,6 +16,8 @@ PLUGIN = Plugin(
     commands={
         "agents run": PluginCommand("plugins.agents.commands:agents_run", "Run an agent on the tasks that name it.")
     },
+    views="plugins.agents.agent_lists:VIEWS",
+    lists="plugins.agents.agent_lists:LISTS",
     serves="plugins.agents.agent_part:AgentPart",
     metrics="plugins.agents.runs.run_metrics:METRICS",
     alerts="plugins.agents.runs.run_metrics:ALERTS",

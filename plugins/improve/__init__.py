@@ -7,6 +7,8 @@ PLUGIN = Plugin(
     requires=("agents", "data", "jobs", "tuning"),
     topics="plugins.improve.topics:TOPICS",
     settings="plugins.improve.settings:Improve",
+    views="plugins.improve.improve_lists:VIEWS",
+    lists="plugins.improve.improve_lists:LISTS",
     commands={
         "improve run": PluginCommand(
             "plugins.improve.commands.improve_commands:improve_run",

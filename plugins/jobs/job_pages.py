@@ -79,6 +79,7 @@ class WholeJob:
     """One job: how far it is, how its versions did, and what was ordered and used."""
 
     job: Row
+    ordered_by: str
     created: str
     updated: str
     suite: str
@@ -97,11 +98,15 @@ class WholeJob:
 def list_jobs(log: LogReader) -> JobList:
     """Return the jobs that a reader may see. Raises LogError if the log cannot be read."""
     jobs, tenant = AllJobs(_partitions(log)), log.rights.tenant
-    for _ in _fold(log, jobs):
-        pass
+    events = [folded.event for folded in _fold(log, jobs) if folded.took_effect]
+    ordered_by = {event.job_id: event.actor for event in reversed(events) if event.kind == "created"}
     newest = sorted(jobs.states.values(), key=lambda job: job.created_at, reverse=True)
     return JobList(
-        [job_view.row(job) | {"created": moment(job.created_at)} for job in newest if tenant in (None, job.tenant)],
+        [
+            job_view.row(job) | {"created": moment(job.created_at), "ordered_by": ordered_by.get(job.job_id)}
+            for job in newest
+            if tenant in (None, job.tenant)
+        ],
         [row for row in spending.costs(jobs.months, COSTS_BY) if tenant in (None, row["tenant"])],
     )
 
@@ -115,6 +120,7 @@ def find_job(log: LogReader, job_id: str) -> WholeJob:
         raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
     return WholeJob(
         job=job_view.row(job),
+        ordered_by=events[0].actor,
         created=moment(job.created_at),
         updated=moment(job.updated_at),
         suite=suite_name(job),

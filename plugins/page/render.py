@@ -59,12 +59,17 @@ class Visitor:
 
     @property
     def sections(self) -> list[tuple[str, str]]:
-        """Path and name of the sections that this visitor may see: ours, then the lists of plugins."""
+        """Path and name of the sections that this visitor may see."""
         is_whole = self.principal is None or self.principal.tenant is None
         ours = [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
         place = 1 + [path for path, _ in ours].index(LAST_BEFORE_PLUGINS)
         ours[place:place] = [(section.path, section.title) for section in sections()]
-        return [*ours, *((f"lists/{entry.name}", entry.title) for entry in view_lists().values())]
+        return ours
+
+    @property
+    def lists(self) -> list[tuple[str, str]]:
+        """Path and name of the lists of plugins, by name."""
+        return sorted(((f"lists/{entry.name}", entry.title) for entry in view_lists().values()), key=lambda row: row[1])
 
     def may(self, action: Action) -> bool:
         """Return whether the form of an action is shown."""
@@ -116,6 +121,7 @@ def environment() -> Environment:
         "cut": cut,
         "number": number,
         "moment": moment,
+        "usd": usd,
         "clock": clock,
         "cell": partial(cell, as_sql=True),
         "path": path,
@@ -146,6 +152,19 @@ def number(value: Any, digits: int = 3) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def usd(value: float | None) -> str:
+    """Return money in US dollars, and less than a cent in cents; a dash for none.
+
+    >>> usd(2.5), usd(0.0000264), usd(0.0), usd(1234.5)
+    ('2.50 USD', '0.0026 cents', '0 USD', '1,234.50 USD')
+    """
+    if value is None:
+        return "–"
+    if value == 0 or abs(value) >= 0.01:
+        return f"{value:,.2f} USD" if value else "0 USD"
+    return f"{float(f'{100 * value:.2g}'):f}".rstrip("0") + " cents"
 
 
 def moment(value: Any) -> str:

@@ -17,7 +17,8 @@ PLUGIN = Plugin(
     },
     serves="plugins.prompts.prompt_part:PromptPart",
     line_steps={"prompt_version": "plugins.prompts.prompt_step:PromptStep"},
-    views="plugins.prompts.prompts_view:VIEWS",
+    views="plugins.prompts.prompt_lists:ALL_VIEWS",
+    lists="plugins.prompts.prompt_lists:LISTS",
     recounts="plugins.prompts.recount:RECOUNTS",
     extends={"jobs": "plugins.prompts.search.search_job:TYPES"},
 )

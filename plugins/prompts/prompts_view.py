@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
 
-_REWARDS = """
+REWARDS = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
 asked AS (
     SELECT task_id, prompt_version.alias AS alias, thread, md5(concat(
@@ -53,7 +53,7 @@ VIEWS = (
         "groups",
         "one row per task or rated call with a prompt: its version, and what it earned",
         "starts_with(prompt, {prefix})",
-        _REWARDS,
+        REWARDS,
         ("tasks", "responses", "turns", "rewards"),
     ),
 )

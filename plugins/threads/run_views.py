@@ -8,7 +8,7 @@ threads: run_requested, run_ended ──► run_tree: run, the run and the call 
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
-from streams.tools.query.view_list import ViewList
+from streams.tools.query.view_list import ListSection, ViewList
 
 _CALLS = """
 WITH requested AS (
@@ -96,8 +96,33 @@ SELECT r.thread_id, r.run_id, r.parent.run_id AS parent_id, coalesce(r.parent.de
     r.created_at AS requested_at, e.ended_at, r._partition, r._offset, r._timestamp
 FROM requested AS r LEFT JOIN ended AS e USING (run_id) LEFT JOIN called AS c USING (run_id)
 """
+_THREADS = """
+WITH once AS (
+    FROM threads QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
+)
+SELECT thread_id, arg_min(agent_id, _offset) FILTER (agent_id IS NOT NULL) AS agent_id,
+    count(DISTINCT run_id) FILTER (kind = 'run_requested') AS runs,
+    left(arg_min(messages[-1].content, _offset) FILTER (kind = 'run_requested' AND len(messages) > 0), 200) AS question,
+    arg_max(kind, _offset) AS last_event, max(created_at) AS changed_at, min(_partition) AS _partition,
+    max(_offset) AS _offset, max(_timestamp) AS _timestamp
+FROM once GROUP BY thread_id
+"""
+_MESSAGES = """
+WITH once AS (
+    FROM threads QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
+)
+SELECT thread_id, run_id, kind, actor, message.role AS role, message.content AS content,
+    list_transform(message.tool_calls, lambda c: concat(c.name, ' ', c.arguments)) AS calls, number, error, created_at,
+    _partition, _offset, _timestamp
+FROM (SELECT *, unnest(messages) AS message, generate_subscripts(messages, 1) AS number FROM once)
+UNION ALL BY NAME
+SELECT thread_id, run_id, kind, actor, 0 AS number, error, created_at, _partition, _offset, _timestamp
+FROM once WHERE len(messages) = 0 AND error IS NOT NULL
+"""
 OF_TENANT = "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))"
 _ABOUT = (
+    ("thread_list", "one row per thread: its agent, its first question, and how many runs it has", _THREADS),
+    ("thread_messages", "one row per message of a thread: its role, its text, its calls, and its run", _MESSAGES),
     ("run_calls", "one row per call of a tool by a run: its result, and how long it took", _CALLS),
     (
         "run_steps",
@@ -112,6 +137,38 @@ _ABOUT = (
 )
 VIEWS = tuple(SqlView(name, "threads", about, OF_TENANT, sql) for name, about, sql in _ABOUT)
 LISTS = (
+    ViewList(
+        "threads",
+        "Threads",
+        "thread_list",
+        columns=("thread_id", "question", "agent_id", "runs", "last_event", "changed_at"),
+        order="changed_at DESC",
+        filters=("agent_id",),
+        key="thread_id",
+        sections=(
+            ListSection(
+                "Conversation",
+                "thread_messages",
+                ("role", "content", "calls", "error", "kind", "actor", "run_id", "created_at"),
+                "thread_id = {key}",
+                "_offset, number",
+            ),
+            ListSection(
+                "Runs, and those of agents that answer their calls",
+                "run_tree",
+                ("run_id", "agent_id", "depth", "parent_id", "tool_id", "ending", "requested_at", "ended_at"),
+                "thread_id = {key}",
+                "requested_at",
+            ),
+            ListSection(
+                "Calls of tools",
+                "run_steps",
+                ("run_id", "name", "arguments", "state", "result", "created_at"),
+                "thread_id = {key}",
+                "created_at, number",
+            ),
+        ),
+    ),
     ViewList(
         "run-calls",
         "Calls of tools",

@@ -15,6 +15,8 @@ PLUGIN = Plugin(
     commands={
         "agents tools": PluginCommand("plugins.tools.commands:tools", "Register tools and environments by name.")
     },
+    views="plugins.tools.tool_lists:VIEWS",
+    lists="plugins.tools.tool_lists:LISTS",
     serves="plugins.tools.rooms.tools_part:ToolsPart",
     recounts="plugins.tools.recount_tools:RECOUNTS",
     metrics="plugins.tools.tool_metrics:METRICS",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plugins.page.views.curves import TRAINED_SQL, answered_sql, read_trend, suite_scores, train_groups
+from plugins.page.views.curves import TRAINED_SQL, answered_sql, read_trend, step_figures, suite_scores, train_groups
 from plugins.page.views.overlays import CurveOverlay, read_experiments, read_overlay
 from plugins.page.views.question_flips import QuestionTable, read_questions
 from schemas.events import AdapterEvent
@@ -83,6 +83,16 @@ FROM adapters WHERE policy = {literal(policy)} ORDER BY _partition, _offset
 """  # noqa: S608
 
 
+def usage_sql(policy: str) -> str:
+    """Return the statement of what a policy used until now: its answers and their tokens, once each."""
+    return f"""
+SELECT count(*) AS answers, CAST(sum(tokens) AS BIGINT) AS tokens, epoch_ms(min(first)) AS began_ms,
+    epoch_ms(max(first)) AS newest_ms
+FROM (SELECT arg_min(completion_tokens, _offset) AS tokens, min(_timestamp) AS first FROM responses
+    WHERE policy = {literal(policy)} GROUP BY response_id)
+"""  # noqa: S608 - a literal
+
+
 # --- one policy -------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +132,8 @@ class PolicyHistory:
     """None without a held-out question."""
     trend: str
     """How its held-out scores went, in a sentence."""
+    usage: Row
+    """Its `answers`, their `tokens`, `began_ms`, `newest_ms`, and the seconds of its training steps, `trainer_s`."""
     pinned: tuple[str, ...] = ()
 
 
@@ -164,8 +176,16 @@ def find_policy(log: LogSnapshot, policy: str, choice: PolicyChoice | None = Non
         curves=_pin(read_overlay(log, policy, choice.others, choice.over, is_late=is_late), choice.pinned),
         questions=read_questions(log, policy, choice.suite),
         trend=read_trend(log, policy),
+        usage=log.recall(f"usage {policy}", lambda: _read_usage(log, policy), from_log=True),
         pinned=choice.pinned,
     )
+
+
+def _read_usage(log: LogSnapshot, policy: str) -> Row:
+    steps = [row["metrics"].get("step_s", 0.0) for row in step_figures(log, policy)]
+    usage = log.first(usage_sql(policy))
+    assert usage is not None  # noqa: S101 - an aggregate has a row
+    return usage | {"trainer_s": sum(steps)}
 
 
 def _pin(curves: CurveOverlay, pinned: Sequence[str]) -> CurveOverlay:

@@ -241,6 +241,14 @@ def test_a_sentence_says_since_when_a_policy_is_better_and_charts_that_say_so_co
     assert 'pin=lag&amp;pin=none" aria-label="Unpin Loss"' in pinned
 
 
+def test_a_policy_says_what_it_used_also_without_a_job(session: Session, client: TestClient) -> None:
+    (row,) = asked(session, "SELECT sum(completion_tokens) AS n FROM responses WHERE policy = 'learner'")
+    (steps,) = asked(session, "SELECT sum(metrics['step_s']) AS s FROM adapters WHERE policy = 'learner'")
+    text = words(client, "/policies/learner")
+    assert f"Used until now: {row['n']:,} sampled tokens in 504 answers" in text
+    assert f"{steps['s']:.3g} s of training steps" in text
+
+
 def test_the_band_of_a_reward_ends_where_rewards_do(view: LogView) -> None:
     with view.snapshot() as log:
         bands = [(row["low"], row["high"]) for row in log.rows(curves.rewards_sql("learner"))]
@@ -368,7 +376,7 @@ def test_a_job_shows_intervals_and_no_milliseconds_and_no_json(client: TestClien
     assert newest["gain in success"] == "0.75 (0.333 to 1)" and newest["questions"] == "4"
     assert not re.search(r"\d{13}|[{}\[\]]", page.text), "no epoch milliseconds, no JSON"
     assert "2027-01-15 08:00:00" in page.text
-    assert "0.771 of 2 USD" in page.text and "iteration 3 of 4" in page.text
+    assert "0.77 USD of 2.00 USD" in page.text and "ordered by ann" in page.text and "iteration 3 of 4" in page.text
 
 
 def test_a_job_leads_to_its_policy_its_versions_groups_and_questions(client: TestClient) -> None:

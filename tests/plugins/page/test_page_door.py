@@ -298,7 +298,7 @@ def every_page(http: AtThePage) -> dict[str, str]:
     """Return every page that links lead to."""
 
     def leads(link: str) -> bool:
-        return link.startswith("/page/") and "/sql?" not in link and "sort=" not in link
+        return link.startswith("/page/") and "/sql?" not in link and "sort=" not in link and "pin=" not in link
 
     return dict(linked_pages(lambda path: http.get(path, headers=BEARER), "/page/", leads))
 
