@@ -108,6 +108,7 @@ class BiasDetection:
         may=PluginAction("guardrails.check"),  # a scorer that is executed code takes code.run, too
         at_once=AT_ONCE,
         refuses=(404,),
+        ids="`streamward evaluate` has the results of a suite",
         sends={"scorer": "length", "settings": {"limit": 40}, "texts": ["He is a doctor."]},
         example=EXAMPLE,
     )
