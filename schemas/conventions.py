@@ -47,6 +47,9 @@ answer."""
 FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls with results that its client sent as failed, a JSON array."""
 
+WITHHELD = "withheld"
+"""Metadata of a turn: the rule by which the rest of its answer was withheld. Its reply and its tokens end there."""
+
 CONTAMINATION_ALLOWED_BY = "contamination_allowed_by"
 """Metadata of a job and its tasks, a version or a data set: the user who allowed training on a suite's held-out
 questions."""

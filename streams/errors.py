@@ -174,12 +174,14 @@ CallErrorKind = Literal[
     "request_timeout",  # its body did not arrive in time
     "gone",  # what it names has ended for good
     "busy",  # the broker or the engine cannot take it now; try again later
+    "content_filter",  # a guard refuses what it says
     "internal",
 ]
 
 
 EXIT_CODES: Mapping[CallErrorKind, int] = {
-    "invalid": 2, "unknown_parameter": 2, "not_found": 3, "gone": 3, "conflict": 4, "permission_denied": 4, "busy": 5,
+    "invalid": 2, "unknown_parameter": 2, "not_found": 3, "gone": 3, "conflict": 4, "permission_denied": 4,
+    "content_filter": 4, "busy": 5,
 }  # fmt: skip
 """Of a command that a route answers, those of the errors above; of every other kind 1."""
 

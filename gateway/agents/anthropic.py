@@ -341,10 +341,13 @@ def _usage(begun: Begun, sampled: int) -> dict[str, Any]:
     }
 
 
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
 def _reason(done: Done) -> str:
     if done.stop is not None:
         return "stop_sequence"
-    return {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[done.finish_reason]
+    return _REASONS[done.finish_reason]
 
 
 def _block_start(index: int, block: dict[str, Any]) -> dict[str, Any]:

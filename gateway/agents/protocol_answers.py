@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gateway.http.body import Answer
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class CachedTokens(Answer):
@@ -186,7 +186,7 @@ class ResponseUsage(Answer):
 class CutReason(Answer):
     """Why a response is not complete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
 
 
 class NoReasoning(Answer):
@@ -272,7 +272,7 @@ class ModelMessage(Answer):
     role: Literal["assistant"]
     model: str = Field(description="`POLICY@VERSION`: who answered")
     content: list[TextContent | ToolUseContent]
-    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
+    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal"]
     stop_sequence: str | None
     usage: MessageUsage
 

@@ -40,8 +40,8 @@ from gateway.agents.protocol_answers import (
 from gateway.agents.responses_body import Item, ItemReference, ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.connection import WHEN_UNREAD
-from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, sees, tenant_of
-from gateway.http.request_record import RequestRecord, record_of
+from gateway.http.principal import DEFAULT_AGENT, decide_at_door, may_ask, principal_of, sees, tenant_of
+from gateway.http.request_record import RequestRecord, denied, record_of
 from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
 from streams.engines.token_stream import ORIGIN
@@ -234,6 +234,7 @@ class AgentProtocols:
         self, request: Request, body: completions.CompletionsBody, caller: Caller, created_s: float
     ) -> Reply[TextCompletion]:
         """Return how likely the model finds each prompt. Raises CallError, ClientDisconnect."""
+        _check_logprobs(request)
         calls = [self._check_model(request, call) for call in completions.scoring_calls(body, caller)]
 
         async def score() -> list[PromptScores]:
@@ -271,6 +272,8 @@ class AgentProtocols:
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
         """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
+        if call.with_logprobs:
+            _check_logprobs(request)
         pieces = self._recorder.answer(self._check_model(request, call))
         begun = await anext(pieces)
         if not isinstance(begun, Begun):
@@ -310,6 +313,16 @@ class AgentProtocols:
         if agent_id is None or not sees(principal_of(request), agent_id):
             return ()
         return await self._recorder.conversation(turn_id) or ()
+
+
+def _check_logprobs(request: Request) -> None:
+    """Raise CallError if the sender of a request may not read logprobs."""
+    principal, record = principal_of(request), record_of(request)
+    if principal is None:
+        return
+    decision = decide_at_door(principal, "chat.logprobs", None if record is None else record.agent_id)
+    if not decision.allowed:
+        raise denied(request, "chat.logprobs", decision.why, "logprobs")
 
 
 def _no_model(name: str) -> CallError:

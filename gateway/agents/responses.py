@@ -102,6 +102,10 @@ def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
     )
 
 
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why an answer is incomplete, by its end."""
+
+
 def _sampling(body: ResponsesBody) -> Sampling:
     """Return how tokens are drawn."""
     return Sampling(
@@ -118,15 +122,15 @@ def response(body: ResponsesBody, begun: Begun, done: Done, created_s: float) ->
 
 def _fields(body: ResponsesBody, begun: Begun, done: Done | None, created_s: float) -> dict[str, Any]:
     """Return the response as events have it: without `done` it is in progress, and no whole answer yet."""
-    cut = done is not None and done.finish_reason == "length"
+    cut = None if done is None else _CUT.get(done.finish_reason)
     return {
         "id": f"resp_{begun.turn_id}",
         "object": "response",
         "created_at": int(created_s),
-        "completed_at": int(created_s) if done is not None and not cut else None,
-        "status": "in_progress" if done is None else "incomplete" if cut else "completed",
+        "completed_at": int(created_s) if done is not None and cut is None else None,
+        "status": "in_progress" if done is None else "completed" if cut is None else "incomplete",
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": None if cut is None else {"reason": cut},
         "model": begun.model,
         "output": [] if done is None else [item for item, _ in _output(body, begun, done)],
         "usage": None if done is None else _usage(begun, done),
@@ -234,7 +238,7 @@ def _text_ends(begun: Begun, item: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _output(body: ResponsesBody, begun: Begun, done: Done) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield each item of the answer, and what it is when it begins. There is always one, as clients expect."""
-    status = "incomplete" if done.finish_reason == "length" else "completed"
+    status = "incomplete" if done.finish_reason in _CUT else "completed"
     calls = done.message.tool_calls
     if done.message.content or not calls:
         text = {

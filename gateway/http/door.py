@@ -94,7 +94,7 @@ class Door:
             await app(scope, receive, record.watching(send))
         finally:
             if record.in_progress and record.principal is not None:
-                self._limits.end(record.principal.who)
+                self._limits.end(record.principal.who, record.tokens)
             if self._requests is not None:
                 self._requests.write(record.events(times.now_ms()))
 

@@ -44,6 +44,7 @@ STATUS: dict[CallErrorKind, int] = {
     "permission_denied": 403,
     "request_timeout": 408,
     "gone": 410,
+    "content_filter": 400,
     "busy": 503,
     "internal": 500,
 }
@@ -61,6 +62,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "context_length_exceeded": "shorten the conversation",
     "request_timeout": "send it faster, or less of it; or raise serve.body_s",
     "gone": "begin anew: what was named has ended for good",
+    "content_filter": "change what the message names, or ask the operator of this server",
     "busy": "try again; `streamward doctor` says what is wrong if it stays so",
     "internal": "report it with the server's output",
 }

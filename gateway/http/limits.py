@@ -1,11 +1,14 @@
-"""Rate, concurrency and time limits of each key.
+"""Rate, token, concurrency and time limits of each key.
 
     request ──► the bucket of its key ──► a token, or in how many seconds there is one ──► 429, Retry-After
-            └─► requests of its key in progress ──► one more, or 429
+            ├─► requests of its key in progress ──► one more, or 429
+            └─► tokens of its key, of prompts and answers ──► none owed, or 429
     receive ──► body within serve.body_s, or 408            the application ──► ends within serve.answer_s, or 504
 
 A stream that has begun is cut off: its status was sent, and its client sees that the last frame is missing. The model's
 rows are cancelled, and the turn is recorded as not delivered.
+
+How many tokens a request has is known at its end, so a key may go beyond its limit with the requests that it has begun.
 
 Not covered: servers do not share buckets, and requests without a valid key have none: they are refused unread. A batch
 of JSON-RPC is one request. A call in a thread runs to its end even after its request was answered; a slow reader is
@@ -24,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import refusal
 from gateway.http.route import RouteTable
-from streams.access.token_bucket import TokenBucket, take
+from streams.access.token_bucket import TokenBucket, spend, take
 from streams.errors import CallError
 from streams.settings.model import Serve
 
@@ -46,6 +49,7 @@ class KeyLimits:
         self._rule, self._clock = rule, clock
         self._buckets: dict[str, TokenBucket] = {}
         self._at_once: Counter[str] = Counter()
+        self._tokens: dict[str, TokenBucket] = {}
 
     def begin(self, who: str) -> Refused429 | None:
         """Begin a request of a key, or return why it has to wait. A request that is not refused ends with `end`."""
@@ -53,6 +57,9 @@ class KeyLimits:
         if rule.key_at_once and self._at_once[who] >= rule.key_at_once:
             why = f"{who} has {rule.key_at_once} requests in progress (serve.key_at_once); wait for one of them"
             return Refused429(why, AT_ONCE_RETRY_S)
+        if (wait_s := self._owes_s(who)) > 0:
+            why = f"{who} has used its {rule.key_tokens_per_min} tokens a minute (serve.key_tokens_per_min)"
+            return Refused429(why, wait_s)
         if rule.key_per_s:
             bucket = self._buckets.get(who)
             self._buckets[who], wait_s = take(bucket, self._clock(), rate=rule.key_per_s, burst=rule.key_burst)
@@ -62,9 +69,22 @@ class KeyLimits:
         self._at_once[who] += 1
         return None
 
-    def end(self, who: str) -> None:
-        """End a request: it has its answer, or its client has left."""
+    def end(self, who: str, tokens: int = 0) -> None:
+        """End a request with so many tokens: it has its answer, or its client has left."""
         self._at_once -= Counter((who,))  # drops those at 0
+        if self._rule.key_tokens_per_min and tokens:
+            self._tokens[who] = self._spend(who, tokens)
+
+    def _owes_s(self, who: str) -> float:
+        """Return in how many seconds a key owes no token any more; 0: it owes none."""
+        if who not in self._tokens:
+            return 0.0
+        self._tokens[who] = self._spend(who, 0)
+        return max(0.0, -self._tokens[who].tokens) * 60 / self._rule.key_tokens_per_min
+
+    def _spend(self, who: str, tokens: int) -> TokenBucket:
+        most = self._rule.key_tokens_per_min
+        return spend(self._tokens.get(who), self._clock(), tokens, rate=most / 60, burst=most)
 
 
 class TimeLimits:

@@ -66,6 +66,11 @@ class RequestRecord:
     calls: list[RecordedCall] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def tokens(self) -> int:
+        """Those of prompt and answer."""
+        return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
+
     @classmethod
     def of(cls, scope: Scope, action: str, agent_id: str | None) -> RequestRecord:
         """Return the record of a scope, and store it there."""

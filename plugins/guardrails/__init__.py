@@ -18,10 +18,12 @@ PLUGIN = Plugin(
     version_gate="plugins.guardrails.bias_gate:build_gate",
     serves="plugins.guardrails.guardrail_part:GuardrailPart",
     actions={
-        "guardrails.check": ("viewer", "submitter", "trainer", "promoter"),
+        "guardrails.check": ("submitter", "trainer"),
         "guardrails.consent": ("promoter",),
     },
     views="plugins.guardrails.verdict_views:VIEWS",
     lists="plugins.guardrails.verdict_views:LISTS",
+    gates="plugins.guardrails.guardrail_gate:GATES",
+    guard="plugins.guardrails.guardrail_door:build_guard",
     recounts="plugins.guardrails.recount_verdicts:RECOUNTS",
 )

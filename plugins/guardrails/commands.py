@@ -1,4 +1,4 @@
-"""The commands of bias: guardrails bias detect, guardrails bias balance."""
+"""The commands of guardrails, most of which routes answer: moderate, validate, bias detect, bias balance."""
 
 from __future__ import annotations
 
@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 @click.group()
 def guardrails() -> None:
     """Look at texts by the rules of guardrails."""
+
+
+add_routes(
+    guardrails,
+    "plugins.guardrails.guardrail_routes:GuardrailRoutes",
+    {
+        "moderate": RouteCommand(
+            "moderate_content",
+            "Look at a text: personal data, injections, your patterns.",
+            arguments="text",
+            columns="kind rule verdict reason",
+        ),
+        "validate": RouteCommand(
+            "validate_answer",
+            "Check an answer: schema, pattern, length, language, tool, sources.",
+            arguments="answer",
+            columns="valid problems",
+        ),
+    },
+)
 
 
 @guardrails.group()

@@ -3,19 +3,79 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from plugins.guardrails.flow.flow_rule import FlowMode, FlowRule
 from plugins.guardrails.flow.tool_patterns import read_patterns
+from plugins.guardrails.rules.personal import NATIONAL_IDS
+from schemas.events import GuardrailMode
 from streams.scorers.term_swaps import read_terms
 from streams.settings.model import Section
 
+DoorMode = Literal["off", "monitor", "advise", "block"]
 _TOOLS = "comma separated patterns of TOOL or AGENT/TOOL"
+KINDS = "pii", "injection", "patterns"
 
 
 class Guardrails(Section):
     """Which texts are looked at, for what, and what follows."""
+
+    mode: DoorMode = Field(
+        "off",
+        description="what a finding in a call or an answer does: monitor records it; advise also tells the model; "
+        "block withholds the answer; off: nothing is looked at. Runs that something is learned from are only monitored",
+    )
+    modes: str = Field(
+        "",
+        description="other modes, AGENT=MODE or AGENT@PLACE=MODE, comma separated, * in a name is any text; a tenant's "
+        "agents begin with its name and a dot; places: call, answer, or a protocol (chat, completions, responses, "
+        "messages, threads, memory); the first match counts; e.g. red.*@answer=block,calc=off",
+    )
+    rules: str = Field("pii,injection,patterns", description="what is looked for: pii, injection, patterns")
+    blocks: str = Field(
+        "secret,key,card,override,persona,prompt_leak,exfiltration",
+        description="rules whose finding is a verdict of block; of any other it is flag; patterns by their names",
+    )
+    patterns: str = Field(
+        "", description='your own, on RE2, by name, as JSON: {"ticket": "TICKET-[0-9]{6}"}; look-around is refused'
+    )
+    national_ids: str = Field("", description=f"personal numbers to look for, of {', '.join(NATIONAL_IDS)}")
+    hold_back: int = Field(
+        160,
+        ge=32,
+        le=10_000,
+        description="characters of a streamed answer that wait until what follows them is known, where mode is block: "
+        "of a finding up to this long no character leaves",
+    )
+    characters: int = Field(200_000, ge=1_000, description="most characters of a call or an answer that are looked at")
+    on_failure: Literal["open", "closed"] = Field(
+        "open",
+        description="a text that cannot be looked at, or not all of it: open lets it pass, closed makes "
+        "it a verdict of block; either is recorded",
+    )
+    record_passes: bool = Field(
+        False, description="record a verdict of pass for each call and answer without a finding"
+    )
+    holds_out: str = Field(
+        "", description="rules whose findings in a row, as email, keep it from being trained on; empty: none"
+    )
+    classifier: str = Field(
+        "", description="folder or hub id of a text-classification model, whose labels are findings; empty: none"
+    )
+    classifier_labels: str = Field(
+        "", description="its labels that are findings, with the least probability: injection=0.9,toxic=0.8"
+    )
+    moderation_url: str = Field(
+        "", description="base URL of an API with POST /moderations as OpenAI's, which gets the texts; empty: none"
+    )
+    moderation_model: str = Field("", description="model that it is asked for; empty: its own default")
+    moderation_key: SecretStr = Field(SecretStr(""), description="its key; empty: none")
+    moderation_scores: str = Field(
+        "", description="its categories that are findings, with the least score: violence=0.5; empty: all, at 0.5"
+    )
+    timeout_s: float = Field(5.0, gt=0, description="time limit for the classifier and the moderation API, seconds")
 
     flow: FlowMode = Field(
         "off",
@@ -83,6 +143,62 @@ class Guardrails(Section):
         """Return the mode of the rule by flow for an agent."""
         modes = _flow_modes(self.flow_of)
         return next((mode for pattern, mode in modes if fnmatchcase(agent_id, pattern)), self.flow)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of rules that run."""
+        return names_in(self.rules)
+
+    def mode_of(self, agent_id: str, place: str, protocol: str) -> DoorMode:
+        """Return the mode for an agent's texts at a place."""
+        for pattern, mode in _modes(self.modes):
+            agent, _, part = pattern.partition("@")
+            if fnmatchcase(agent_id, agent) and part in ("", place, protocol):
+                return mode
+        return self.mode
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any text is looked at."""
+        return self.mode != "off" or any(mode != "off" for _, mode in _modes(self.modes))
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Guardrails:
+        for name, names in (("rules", KINDS), ("national_ids", tuple(NATIONAL_IDS))):
+            if unknown := [word for word in names_in(getattr(self, name)) if word not in names]:
+                raise ValueError(f"{name} has {unknown[0]!r}; expected of {', '.join(names)}")
+        for _, mode in _modes(self.modes):
+            if mode not in get_args(DoorMode):
+                raise ValueError(f"modes has {mode!r}; expected AGENT=MODE or AGENT@PLACE=MODE")
+        for name in ("classifier_labels", "moderation_scores"):
+            thresholds(getattr(self, name), name)
+        if bool(self.classifier) != bool(self.classifier_labels):
+            raise ValueError("classifier and classifier_labels belong together; set both, or neither")
+        return self
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a comma separated setting."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def thresholds(text: str, name: str) -> dict[str, float]:
+    """Return the least scores by label. Raises ValueError that names the setting."""
+    parts = [part.partition("=") for part in names_in(text)]
+    try:
+        return {label.strip().lower(): float(score) for label, _, score in parts}
+    except ValueError:
+        raise ValueError(f"{name}: expected LABEL=SCORE, comma separated, as toxic=0.8") from None
+
+
+def strictest(mode: DoorMode) -> GuardrailMode:
+    """Return a mode that looks at texts, as events have it."""
+    return "monitor" if mode == "off" else mode
+
+
+def _modes(text: str) -> list[tuple[str, DoorMode]]:
+    parts = [part.partition("=") for part in names_in(text)]
+    return [(pattern.strip(), mode.strip()) for pattern, _, mode in parts]  # type: ignore[misc]  # checked at the start
 
 
 def _flow_modes(text: str) -> list[tuple[str, FlowMode]]:

@@ -43,16 +43,16 @@ class VerdictRecount(SubjectRecount):
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
         """Return what is wrong with the verdicts."""
-        outcome, said = RecountOutcome(), set[tuple[str, str]]()
+        outcome, withheld = RecountOutcome(), set[tuple[str, str]]()
         for _, event in self._verdicts.values():
             if policy not in (None, event.policy):
                 continue
             outcome.counts.update(["guardrail verdicts", f"guardrail {_PLURAL[event.verdict]}"])
             if event.turn_id is not None and (event.verdict, event.mode) == ("block", "block"):
-                said.add((event.turn_id, event.rule))
+                withheld.add((event.turn_id, event.rule))
         is_cut = view.is_cut("guardrail-verdicts")
         for turn_id, (at, rule, of_policy) in self._withheld.items():
-            if policy in (None, of_policy) and (turn_id, rule) not in said and not is_cut:
+            if policy in (None, of_policy) and (turn_id, rule) not in withheld and not is_cut:
                 outcome.find("lost", at, f"its answer was withheld by {rule}, and no verdict says so")
         return outcome
 

@@ -2,7 +2,7 @@
 
     principal, action, tenant and agent of the object ──► decide ──► Decision: allowed or not, and why
 
-Each of the five roles is a set of the 18 actions and of those that plugins declare, with rules for tenants and agents,
+Each of the five roles is a set of the 19 actions and of those that plugins declare, with rules for tenants and agents,
 and keys that are bound to an agent have one more set: the whole table fits one screen. casbin took 195 µs a decision, a
 set 0.1 µs, so casbin's answers would have to be cached in a table like this one.
 
@@ -27,6 +27,7 @@ CoreAction = Literal[
     "log.query",
     "log.read",
     "chat.call",
+    "chat.logprobs",
     "feedback.give",
     "tasks.submit",
     "rewards.give",
@@ -50,7 +51,7 @@ _LOOKS: frozenset[Action] = frozenset(
     {"models.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read"}
 )
 _ASKS: frozenset[Action] = _LOOKS | {
-    *("chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try"),
+    *("chat.call", "chat.logprobs", "feedback.give", "tasks.submit", "rewards.give", "scores.try"),
     *("runs.write", "files.write"),
 }
 ALLOWED: dict[AccessRole, frozenset[Action]] = {

@@ -43,6 +43,16 @@ def give_back(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: f
     return bucket._replace(tokens=min(burst, bucket.tokens + 1))
 
 
+def spend(bucket: TokenBucket | None, now_s: float, amount: float, *, rate: float, burst: float) -> TokenBucket:
+    """Return a bucket after an amount that was not known before. It may owe tokens then, which come in with time.
+
+    >>> spend(TokenBucket(1.0, 10.0), 10.0, 5, rate=2, burst=3)
+    TokenBucket(tokens=-4.0, at_s=10.0)
+    """
+    bucket = _refill(bucket, now_s, rate, burst)
+    return bucket._replace(tokens=bucket.tokens - amount)
+
+
 def _refill(bucket: TokenBucket | None, now_s: float, rate: float, burst: float) -> TokenBucket:
     """Return a bucket with what it gained until now."""
     if bucket is None:

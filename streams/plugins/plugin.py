@@ -155,6 +155,9 @@ class Plugin:
     version_gate: str | None = None
     """Where its gate of versions is, which holds one back: `module:name` of a GateBuilder
     (streams/evaluation/version_gates.py)."""
+    guard: str | None = None
+    """Where its guard of calls and answers is: `module:name` of a GuardBuilder
+    (streams/stages/agents/recording/call_guard.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

@@ -949,6 +949,12 @@ class Serve(Section):
         ge=0,
         description="concurrent requests of one key, streams included; further ones get status 429; 0: no limit",
     )
+    key_tokens_per_min: int = Field(
+        0,
+        ge=0,
+        description="tokens a minute of one key, of prompts and answers; beyond them requests get status 429 until "
+        "they have come in again; 0: no limit",
+    )
 
     requests: Literal["lossy", "required", "off"] = Field(
         "lossy",
@@ -1023,7 +1029,7 @@ class Serve(Section):
                 f"host {self.host!r} is reachable from other machines, and without keys any client may call it. Use "
                 "127.0.0.1, with an ssh tunnel from other machines; or serve.auth=keys, with a key for each client"
             )
-        of_keys = ("key_per_s", "key_burst", "key_at_once", "requests", "tenant_scorers")
+        of_keys = ("key_per_s", "key_burst", "key_at_once", "key_tokens_per_min", "requests", "tenant_scorers")
         changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]
         if self.auth == "none" and changed:
             raise ValueError(f"{changed[0]} has no effect without keys; set auth=keys, or leave {changed[0]} out")

@@ -74,6 +74,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "key_per_s": 7,
         "key_burst": 9,
         "key_at_once": 3,
+        "key_tokens_per_min": 1000,
         "requests": "required",
         "key": SecretStr("sw_a_b"),
         "tenant_scorers": "exact",

@@ -38,6 +38,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
 from streams.stages.agents.recording import turn_writer
+from streams.stages.agents.recording.call_guard import CallGuard
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
@@ -190,6 +191,7 @@ def serving(
     ends: frozenset[int],
     log: LogInMemory | None = None,
     steps: Sequence[SamplingStep] = (),
+    guard: CallGuard | None = None,
     **changes: Any,
 ) -> Iterator[ServerInMemory]:
     """Yield a server; with the `log` of another one it continues from there. `changes`: of serve, and max_record_bytes.
@@ -213,7 +215,7 @@ def serving(
             assert of_policy is not None
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
-            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps)
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps, guard)
             for answer in conversations.logged_answers():
                 for step in steps:
                     step.restore(answer)

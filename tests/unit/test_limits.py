@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from gateway.http.application import Application
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits, TimeLimits
+from gateway.http.request_record import RECORD
 from gateway.rooms.routes import TABLE
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
@@ -95,6 +96,29 @@ def test_a_key_has_so_many_requests_at_once_and_one_that_ends_makes_room() -> No
     assert refused is not None and "serve.key_at_once" in refused.why
     limits.end("a")
     assert limits.begin("a") is None
+
+
+def test_a_key_that_has_used_its_tokens_waits_until_they_have_come_in_again() -> None:
+    clock = Hands()
+    limits = KeyLimits(Serve(auth="keys", key_per_s=0, key_tokens_per_min=60), clock)
+    assert limits.begin("a") is None
+    limits.end("a", 90)
+    refused = limits.begin("a")
+    assert refused is not None and "serve.key_tokens_per_min" in refused.why
+    assert refused.retry_after_s == pytest.approx(30)
+    assert limits.begin("b") is None
+    clock.now = 30.0
+    assert limits.begin("a") is None
+
+
+def test_tokens_of_an_answer_are_those_that_its_route_recorded() -> None:
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        scope[RECORD].prompt_tokens, scope[RECORD].completion_tokens = 40, 30
+        await PlainTextResponse("reached")(scope, receive, send)
+
+    rule = Serve(auth="keys", key_tokens_per_min=60)
+    http = TestClient(Door(answers, TABLE, Known("admin"), KeyLimits(rule)))
+    assert [http.post(PATHS[0], headers=BEARER).status_code for _ in range(2)] == [200, 429]
 
 
 def test_a_limit_of_keys_without_keys_is_refused_at_the_start() -> None:

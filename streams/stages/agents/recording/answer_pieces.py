@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import cache
 
+from schemas.conventions import WITHHELD
 from schemas.events import Turn
 from streams.engines.protocol import TextScores, TokenEngine
 from streams.engines.rendering.rendering import Rendering
@@ -56,13 +57,13 @@ class AnswerPieces:
 
     def done(self, call: ModelCall, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
         """Return the piece that says that an answer to `call` is complete. `stop`: the stop text that ended it."""
-        reason = turn.finish_reason
+        reason = "content_filter" if WITHHELD in turn.metadata else turn.finish_reason
         if call.one_call is not None and stop == self._rendering.call_end:
             stop = None  # which the client did not name
         return Done(
             choice=turn.choice,
             message=turn.reply,
-            finish_reason=reason if reason in ("length", "tool_calls") else "stop",
+            finish_reason=reason if reason in ("length", "tool_calls", "content_filter") else "stop",
             tokens=tokens,
             stop=stop if reason == "stop" else None,  # the answer ended with a call, whatever came after it
             turn_id=turn.turn_id,

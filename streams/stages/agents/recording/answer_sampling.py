@@ -1,19 +1,21 @@
 """Sample the answer to a prepared call, and pass on its text as it comes.
 
-PreparedCall ──► engine, a row a choice ──► tokens ──► AnswerText ──► Delta
+PreparedCall ──► engine, a row a choice ──► tokens ──► AnswerText ──► (guard) ──► Delta
                                               └──► at the end: reply, with its tool calls
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 
-from schemas.events import Message
+from schemas.events import Event, Message
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import TokenStream
 from streams.errors import EventError, RefusedError
 from streams.stages.agents.recording.answer_pieces import AnswerPieces
+from streams.stages.agents.recording.call_guard import AnswerGuard, HeldAnswer
 from streams.stages.agents.recording.call_preparation import PreparedCall
 from streams.stages.agents.recording.calls import CallInProgress, Delta, ModelCall, Token
 
@@ -44,6 +46,11 @@ class AnswerText:
             self._start, self._read = self._read, len(self._tokens)
         return self._show(self._text, self._certain())
 
+    @property
+    def characters(self) -> int:
+        """Characters of all tokens so far, shown or not; a broken one counts."""
+        return len(self._text) + (self._read < len(self._tokens))
+
     def rest(self, whole: str) -> str:
         """Return the rest of the finished answer, which was not shown yet."""
         return self._show(whole, len(whole))
@@ -70,7 +77,14 @@ class AnswerText:
 class SampledChoice:
     """One choice of a call while it is sampled: `publish` to the end, then `reply`, then `publish_rest`."""
 
-    def __init__(self, prepared: PreparedCall, stream: TokenStream, rendering: Rendering, pieces: AnswerPieces) -> None:
+    def __init__(
+        self,
+        prepared: PreparedCall,
+        stream: TokenStream,
+        rendering: Rendering,
+        pieces: AnswerPieces,
+        guard: AnswerGuard | None = None,
+    ) -> None:
         self.stream, self.number = stream, stream.generation.slot
         self._call, self._turn_id = prepared.call, prepared.turn_ids[self.number]
         self._rendering, self._pieces = rendering, pieces
@@ -80,7 +94,8 @@ class SampledChoice:
         markers = rendering.markers if _reads_calls(self._call) else ()
         self._text = AnswerText(rendering.text, self._call.sampling.stop, markers)
         # text may be held back, and its tokens with it; and logprobs are wanted with the text of their token
-        self._one_by_one = bool(markers or self._call.sampling.stop) or self._call.with_logprobs
+        self._one_by_one = bool(markers or self._call.sampling.stop or guard) or self._call.with_logprobs
+        self._gate = None if guard is None else HeldAnswer(guard)
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -88,13 +103,22 @@ class SampledChoice:
         return tuple(self._tokens)
 
     async def publish(self, progress: CallInProgress) -> None:
-        """Publish the text as it is sampled; return when the engine is done."""
-        async for drawn in self.stream.batches():
-            for part in [[token] for token in drawn] if self._one_by_one else [drawn]:
-                tokens = self._pieces.tokens(part)
-                self._tokens += tokens
-                self._unsent += tokens
-                self._show(self._text.push(token for token, _ in part), progress)
+        """Publish the text as it is sampled; return when the engine is done, or the rest is withheld."""
+        async with aclosing(self.stream.batches()) as batches:
+            async for drawn in batches:
+                for part in [[token] for token in drawn] if self._one_by_one else [drawn]:
+                    tokens = self._pieces.tokens(part)
+                    self._tokens += tokens
+                    text = self._text.push(token for token, _ in part)
+                    if self._gate is None:
+                        self._unsent += tokens
+                    else:
+                        text, leaving = self._gate.push(text, self._text.characters, tokens)
+                        self._unsent += leaving
+                        if self._gate.guard.withheld is not None:
+                            self.stream.cancel()
+                            return
+                    self._show(text, progress)
 
     def reply(self) -> tuple[Message, str | None]:
         """Return the answer as the client gets it, and why a tool call in it cannot be read."""
@@ -105,9 +129,29 @@ class SampledChoice:
             return message, malformed
         return message, None  # text of the schema: what looks like a call is in one of its strings
 
+    async def pass_guard(self, reply: Message) -> tuple[Message, TokenStream, Sequence[Event]]:
+        """Return the answer as its guard lets it leave, its tokens, and what the guard records."""
+        if self._gate is None:
+            return reply, self.stream, ()
+        verdict = await self._gate.guard.finish(reply)
+        if self._gate.guard.withheld is None:
+            return reply, self.stream, verdict.events
+        reply, count = self._gate.cut(reply, verdict.length)
+        self._tokens = self._tokens[:count]
+        ended = TokenStream(self.stream.generation)
+        for token, logprob in self.stream.drawn[:count]:
+            ended.push(token, logprob)
+        ended.finish("cancelled")
+        return reply, ended, verdict.events
+
     def publish_rest(self, reply: Message, progress: CallInProgress) -> None:
         """Publish the text that was held back until the reply was known."""
-        self._show(self._text.rest(reply.content), progress)
+        if self._gate is None:
+            self._show(self._text.rest(reply.content), progress)
+            return
+        text, tokens = self._gate.rest(reply.content)
+        self._unsent += tokens
+        self._show(text, progress)
 
     def _show(self, text: str, progress: CallInProgress) -> None:
         if text:

@@ -145,7 +145,8 @@ class Done:
     choice: int = 0
     message: Message
     """The whole answer, with its tool calls."""
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
+    """content_filter: a guard withheld the rest."""
     tokens: tuple[Token, ...] = ()
     """Every token that was sampled, the one that ended the turn included."""
     stop: str | None = None

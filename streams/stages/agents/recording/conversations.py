@@ -84,6 +84,11 @@ class Conversation:
     closed: str | None = None
     """Why its turns are no longer remembered."""
 
+    @property
+    def is_learned_from(self) -> bool:
+        """Whether it is of a run that something is learned from, or measured on."""
+        return self.sampling_id is not None and self.purpose != "serve"
+
     def check_open(self) -> None:
         """Raise CallError if no further call may begin."""
         if self.ending:
@@ -329,6 +334,11 @@ class Conversations:
         """Return whether a trajectory is the run of a task."""
         conversation = self.by_id.get(trajectory_id or "")
         return conversation is not None and conversation.sampling_id is not None
+
+    def is_learned_from(self, trajectory_id: str | None) -> bool:
+        """Return whether a trajectory is of a run that something is learned from, or measured on."""
+        conversation = self.by_id.get(trajectory_id or "")
+        return conversation is not None and conversation.is_learned_from
 
     def has_ended(self, trajectory_id: str) -> bool:
         """Return whether a trajectory is one of a task that has ended, with its response."""

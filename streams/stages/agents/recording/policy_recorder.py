@@ -33,6 +33,7 @@ from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.recording.answer_pieces import AnswerPieces
 from streams.stages.agents.recording.answer_sampling import SampledChoice, begin_choices
+from streams.stages.agents.recording.call_guard import AnswerGuard, CallGuard, GuardedTurn, prompt_text
 from streams.stages.agents.recording.call_preparation import CallPreparation, PreparedCall
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.calls import CallInProgress, Done, ModelCall, Piece, PromptScores
@@ -67,6 +68,8 @@ class RecordingIO:
     prompts: CallPrompts
     steps: Sequence[SamplingStep] = ()
     """Steps in front of the engine."""
+    guard: CallGuard | None = None
+    """Looks at calls and answers."""
     in_progress: set[asyncio.Task[None]] = field(default_factory=set)
     """The calls that are being answered."""
     texts: TextsToScore = field(default_factory=TextsToScore)
@@ -177,7 +180,7 @@ class PolicyRecorder:
         served: ServedCall | None = None
         turns: list[Turn] = []
         try:
-            prepared = await self._preparation.prepare(call)
+            prepared = await self._preparation.prepare(await self._admit(call))
             prepared.conversation.in_progress.add(progress)
             self._turns.check_fits(prepared)
             if self._io.steps:
@@ -213,6 +216,32 @@ class PolicyRecorder:
                 for step in self._io.steps:
                     step.note_ended(served, turns)
 
+    async def _admit(self, call: ModelCall) -> ModelCall:
+        """Return a call as the guard lets it be answered. Raises CallError."""
+        if self._io.guard is None:
+            return call
+        is_learned_from = self._conversations.is_learned_from(call.trajectory_id)
+        text = prompt_text(call, self._io.rendering)
+        admission = await self._io.guard.admit(call, text, is_learned_from=is_learned_from)
+        await self._turns.record_events(admission.events, waits=admission.refusal is not None)
+        if admission.refusal is not None:
+            raise admission.refusal
+        return admission.call
+
+    def _answer_guard(self, prepared: PreparedCall, choice: int) -> AnswerGuard | None:
+        """Return what looks at a choice of a call; None: nothing does."""
+        if self._io.guard is None:
+            return None
+        conversation = prepared.conversation
+        turn = GuardedTurn(
+            prepared.turn_ids[choice],
+            conversation.trajectory_id,
+            None if conversation.sampling_id is None else conversation.task_id,
+            prepared.policy,
+            conversation.is_learned_from,
+        )
+        return self._io.guard.answer_guard(prepared.call, turn)
+
     async def _submit_version(self, prepared: PreparedCall, call: ServedCall) -> list[TokenStream]:
         """Have the engine begin with the version that a step chose. Raises CallError."""
         return await self._submit(replace(prepared, version=call.version))
@@ -233,11 +262,15 @@ class PolicyRecorder:
 
     async def _answer_choice(self, prepared: PreparedCall, stream: TokenStream, progress: CallInProgress) -> Turn:
         """Pass on one answer as it is sampled, and return its record. Raises CallError."""
-        choice = SampledChoice(prepared, stream, self._io.rendering, self._pieces)
+        guard = self._answer_guard(prepared, stream.generation.slot)
+        choice = SampledChoice(prepared, stream, self._io.rendering, self._pieces, guard)
         await choice.publish(progress)
-        reply = GivenReply(*choice.reply(), delivered=not progress.abandoned)
-        turn = await self._turns.record(prepared, stream, reply)
-        if stream.ending == "error":
+        message, malformed = choice.reply()
+        message, ended, events = await choice.pass_guard(message)
+        withheld = None if guard is None else guard.withheld
+        reply = GivenReply(message, malformed, delivered=not progress.abandoned, withheld=withheld)
+        turn = await self._turns.record(prepared, ended, reply, events)
+        if ended.ending == "error":
             raise CallError("internal", f"the engine failed: {stream.error}")
         choice.publish_rest(turn.reply, progress)
         progress.publish(self._pieces.done(prepared.call, turn, choice.tokens, stream.stop))

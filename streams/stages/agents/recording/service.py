@@ -28,6 +28,7 @@ from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
+from streams.stages.agents.recording.call_guard import build_guard
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
@@ -71,7 +72,10 @@ def open_recorder(
             for answer in sorted(answers, key=lambda answer: answer.turn.created_at):
                 for step in steps:
                     step.restore(answer)
-            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps)
+            guard = build_guard(settings)
+            if guard is not None:
+                stack.callback(guard.close)
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps, guard)
             yield Recorder(settings, versions, conversations, io, agents)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas import json_text
-from schemas.conventions import FAILED_TOOLS, THREAD
-from schemas.events import Message, Turn
+from schemas.conventions import FAILED_TOOLS, THREAD, WITHHELD
+from schemas.events import Event, Message, Turn
 from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.protocol import TokenEngine
@@ -39,6 +39,8 @@ class GivenReply(NamedTuple):
     malformed: str | None = None
     """Why a tool call in it cannot be read."""
     delivered: bool = True
+    withheld: str | None = None
+    """The rule of a guard by which the rest of it is withheld."""
 
 
 class TurnRecording:
@@ -73,8 +75,20 @@ class TurnRecording:
         except (EventError, EncodeError) as exc:
             raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
 
-    async def record(self, prepared: PreparedCall, stream: TokenStream, reply: GivenReply) -> Turn:
-        """Return the turn of an answer once it is in the log.
+    async def record_events(self, events: Sequence[Event], *, waits: bool) -> None:
+        """Write the events of a guard about a call; with `waits` return once it is in the log. Raises CallError."""
+        if not events:
+            return
+        written = asyncio.wrap_future(self._writer.write(*events))
+        if waits:
+            await asyncio.wait((written,), timeout=self._acknowledge_s)
+            if not written.done() or written.exception() is not None:
+                raise self._not_recorded()
+
+    async def record(
+        self, prepared: PreparedCall, stream: TokenStream, reply: GivenReply, events: Sequence[Event] = ()
+    ) -> Turn:
+        """Return the turn of an answer once it is in the log, after the events of its guard.
 
         Raises CallError if it is not within serve.acknowledge_s.
         """
@@ -82,7 +96,7 @@ class TurnRecording:
         turn = turn_of(prepared, stream, reply, self._engine, self._rendering)
         start = () if conversation.started else (start_of(conversation, turn),)
         try:
-            written = asyncio.wrap_future(self._writer.write(*start, turn))
+            written = asyncio.wrap_future(self._writer.write(*events, *start, turn))
         except (EventError, EncodeError) as exc:
             raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
         conversation.started = True
@@ -143,7 +157,7 @@ def turn_of(
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=times.now_ms(),
-        metadata=_metadata(call, placement.new) | dict(origin.notes),
+        metadata=_metadata(call, placement.new) | dict(origin.notes) | _withheld_rule(reply),
         subject=conversation.subject_of(call),
         agent_id=call.agent_id,
         policy=prepared.policy,
@@ -183,6 +197,10 @@ def turn_of(
         tools=call.tools if parent is None else (),
         ignored=call.ignored,
     )
+
+
+def _withheld_rule(reply: GivenReply) -> dict[str, str]:
+    return {} if reply.withheld is None else {WITHHELD: reply.withheld}
 
 
 def _metadata(call: ModelCall, new: Sequence[Message]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from schemas.events import Coordinates, Response, TrajectoryEvent, Turn
+from schemas.events import Coordinates, Event, Turn
 from streams.errors import LogError, StreamwardError
 from streams.kafka.producer import Producer
 from streams.kafka.record import encoded
@@ -63,7 +63,7 @@ class TurnWriter:
         """Raise the error that `write` would raise, and queue nothing."""
         encoded(event, self._topics[type(event)])
 
-    def write(self, *events: Turn | TrajectoryEvent | Response) -> Future[None]:
+    def write(self, *events: Event) -> Future[None]:
         """Queue events, in order after earlier ones, and return when the last of them is written.
 
         Raises EncodeError, and EventError if one is too large; then none is queued.
