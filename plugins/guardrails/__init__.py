@@ -25,5 +25,7 @@ PLUGIN = Plugin(
     lists="plugins.guardrails.verdict_views:LISTS",
     gates="plugins.guardrails.guardrail_gate:GATES",
     guard="plugins.guardrails.guardrail_door:build_guard",
+    metrics="plugins.guardrails.guardrail_metrics:METRICS",
+    alerts="plugins.guardrails.guardrail_metrics:ALERTS",
     recounts="plugins.guardrails.recount_verdicts:RECOUNTS",
 )

@@ -22,12 +22,14 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from plugins.guardrails.call_texts import CallText, call_texts, reply_calls, with_advice
+from plugins.guardrails.guardrail_metrics import VERDICTS
 from plugins.guardrails.guardrail_settings import Guardrails, strictest
 from plugins.guardrails.release_window import ReleaseWindow
 from plugins.guardrails.scanner import Finding, Scanner
 from schemas.events import Event, GuardrailMode, GuardrailPlace, GuardrailVerdict, Message, TextSpan, derive_id
 from streams.errors import CallError
 from streams.kafka import times
+from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.stages.agents.recording.call_guard import AnswerGuard, AnswerVerdict, CallAdmission, CallGuard, GuardedTurn
 from streams.stages.agents.recording.calls import ModelCall
@@ -54,17 +56,17 @@ class TextOrigin(NamedTuple):
     task_id: str | None = None
 
 
-def build_guard(settings: Settings) -> CallGuard | None:
+def build_guard(settings: Settings, meter: Meter) -> CallGuard | None:
     """Return the guard of the settings; None: nothing is looked at. Raises SettingsError."""
     rule = settings.of_plugin(Guardrails)
-    return GuardrailDoor(rule, Scanner(rule)) if rule.is_on else None
+    return GuardrailDoor(rule, Scanner(rule), meter) if rule.is_on else None
 
 
 class GuardrailDoor(CallGuard):
     """Looks at the calls and answers of a server."""
 
-    def __init__(self, rule: Guardrails, scanner: Scanner) -> None:
-        self.rule, self.scanner = rule, scanner
+    def __init__(self, rule: Guardrails, scanner: Scanner, meter: Meter = OFF) -> None:
+        self.rule, self.scanner, self._meter = rule, scanner, meter
         self._scanned: OrderedDict[str, list[Finding]] = OrderedDict()
         self._recorded: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         """Agent, text and rule of the verdicts that were recorded."""
@@ -125,6 +127,7 @@ class GuardrailDoor(CallGuard):
             self._recorded[key] = None
             if len(self._recorded) > SCANNED_TEXTS:
                 self._recorded.popitem(last=False)
+            self._meter.add(VERDICTS, finding.kind, finding.verdict, origin.mode)
             fresh.append(verdict_event(origin, text, finding))
         return fresh
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from plugins.guardrails.guardrail_door import GuardrailDoor
+from plugins.guardrails.guardrail_metrics import VERDICTS
 from plugins.guardrails.guardrail_settings import Guardrails
 from plugins.guardrails.recount_verdicts import VerdictRecount
 from plugins.guardrails.scanner import Scanner
 from schemas.events import Coordinates, Sampling
 from streams.kafka.record import Record
+from streams.observability.metrics import Meter
 from streams.stages.agents.recording.calls import ModelCall
 from tests.plugins.guardrails.guarded import ATTACK, CARD, guarded, says, verdicts
 from tests.support.server_in_memory import ServerInMemory
@@ -212,6 +214,17 @@ def test_longer_text_than_is_read_is_a_failure() -> None:
     with guarded(characters=1_000, on_failure="closed") as server:
         answer = server.post("chat/completions", user("word " * 400))
         assert answer.status_code == 400 and "length/1" in answer.text
+
+
+def test_verdicts_are_counted_by_kind_verdict_and_mode() -> None:
+    meter = Meter("serve")
+    with guarded() as server:
+        rule = Guardrails(mode="monitor")
+        door = GuardrailDoor(rule, Scanner(rule), meter)
+        call = ModelCall(agent_id="calc", model="sums", protocol="completions", sampling=Sampling(), request_digest="d")
+        for _ in range(2):  # a text that was recorded before is not counted again
+            server.run(door.admit(call, ATTACK, is_learned_from=False))
+        assert meter.value(VERDICTS, "injection", "block", "monitor") == 1
 
 
 def test_pass_is_recorded_if_asked() -> None:

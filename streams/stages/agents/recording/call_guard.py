@@ -19,6 +19,7 @@ from typing import NamedTuple
 from schemas.events import Event, Message
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError
+from streams.observability.metrics import Meter
 from streams.plugins.installed import load_only
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ModelCall, Token
@@ -82,14 +83,14 @@ class CallGuard:
         """Release everything it holds."""
 
 
-GuardBuilder = Callable[[Settings], CallGuard | None]
-"""Builds a guard; None: the settings ask for none."""
+GuardBuilder = Callable[[Settings, Meter], CallGuard | None]
+"""Builds a guard, which counts what it finds; None: the settings ask for none."""
 
 
-def build_guard(settings: Settings) -> CallGuard | None:
+def build_guard(settings: Settings, meter: Meter) -> CallGuard | None:
     """Return the guard of the plugins, of which one at most has one. Raises SettingsError."""
     build: GuardBuilder | None = load_only(lambda plugin: plugin.guard, "guard calls")
-    return None if build is None else build(settings)
+    return None if build is None else build(settings, meter)
 
 
 def prompt_text(call: ModelCall, rendering: Rendering) -> str | None:

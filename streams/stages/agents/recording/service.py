@@ -72,7 +72,7 @@ def open_recorder(
             for answer in sorted(answers, key=lambda answer: answer.turn.created_at):
                 for step in steps:
                     step.restore(answer)
-            guard = build_guard(settings)
+            guard = build_guard(settings, meter)
             if guard is not None:
                 stack.callback(guard.close)
             io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering), steps, guard)
