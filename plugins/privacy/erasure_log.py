@@ -102,12 +102,22 @@ class ErasureLog(Registry[PrivacyEvent, PersonState]):
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, PERSONS)
+        self._erased: set[str] = set()
+
+    def is_erased(self, person: str) -> bool:
+        """Return whether a person's words are unreadable: asked for every record. Raises LogError as `state`."""
+        if self.is_broken:
+            self.state(person)
+        return person in self._erased
 
     def _take(self, record: Record) -> None:
-        event = self._decoded(record, PrivacyEvent)
-        was_erased = event is not None and self.state(event.person).is_erased
         super()._take(record)
-        if event is not None and not was_erased and self.state(event.person).is_erased:
+        if (event := self._decoded(record, PrivacyEvent)) is None:
+            return
+        if not self.state(event.person).is_erased:
+            self._erased.discard(event.person)
+        elif event.person not in self._erased:
+            self._erased.add(event.person)
             key_source.tell_erased(event.person)
 
     def note(

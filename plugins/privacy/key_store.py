@@ -22,7 +22,7 @@ from typing import Protocol
 
 from plugins.privacy.privacy_settings import Privacy
 from schemas.key_source import KEY_BYTES
-from streams.errors import SettingsError, StreamwardError
+from streams.errors import StreamwardError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 NOT_THERE = 3
@@ -166,11 +166,3 @@ def _flush(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def check_folder(rule: Privacy) -> None:
-    """Raise SettingsError if the folder of keys cannot be written."""
-    if rule.key_folder and not os.access(Path(rule.key_folder), os.R_OK | os.W_OK | os.X_OK):
-        raise SettingsError(
-            f"privacy.key_folder: {rule.key_folder} is not a folder that this user can write; make it, or mount it"
-        )

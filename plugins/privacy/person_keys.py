@@ -54,7 +54,7 @@ class PersonKeys:
 
     def key_of(self, subject: str) -> bytes:
         """Return a key. Raises ErasedError, LogError; UnknownKeyError, or KeyStoreError where that is to stop."""
-        if self._log().state(subject).is_erased:
+        if self._log().is_erased(subject):
             self._keys.pop(subject, None)
             raise ErasedError
         key = self._keys.get(subject) or self._store.get(subject)
@@ -81,7 +81,7 @@ class PersonKeys:
             return None
         subject = self.pseudonym(tenant, name)
         followed = self._followed  # without a log yet, as while a file is read: then it is erased when it is written
-        if followed is not None and followed.log.current is not None and self._log().state(subject).is_erased:
+        if followed is not None and followed.log.current is not None and self._log().is_erased(subject):
             raise ErasedError
         if subject not in self._keys:
             self._keep(subject, self._store.create(subject))

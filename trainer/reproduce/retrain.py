@@ -67,8 +67,8 @@ def plan(
     """Return everything needed to make `version` (None: the newest) from `start`; `files` are what versions came from.
 
     Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version
-    or does not lead to it, RefusedError if retention has deleted a batch or a group, examples were erased, or a file is
-    missing, LogError if the log cannot be read.
+    or does not lead to it, RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if
+    the log cannot be read.
     """
     events = recorded_events(settings, policy, history)
     if not events:
@@ -93,9 +93,6 @@ def plan(
     made_by = {event.last_batch: event.version for event in chain if event.last_batch is not None}
     batches = {batch.sequence: (at, batch) for at, batch in _batches(settings, policy, made_by, history)}
     _refuse_cut(settings, policy, batches.values(), made_by, history)
-    topic = topics(settings.topics)["groups"].name
-    places = [place for _, batch in batches.values() for place in coordinates_of(batch, topic)]
-    refuse_erased((record, None) for record in records_in_parts(history, places))
     steps = (
         PlannedStep(event, remake=remakes[event.version])
         if event.last_batch is None
@@ -318,9 +315,13 @@ def run(
     Their checkpoints are kept in `into`/POLICY, from where a trainer can resume; without `into` nothing is kept.
     `changed` names keys of model and trainer to take from `settings` instead of the recipes.
 
-    Raises RefusedError if `into` is not empty, SettingsError if the model is missing or cannot run here, LogError if
-    the log cannot be read, StreamwardError if a disk is full.
+    Raises RefusedError if examples were erased, or if `into` is not empty, SettingsError if the model is missing or
+    cannot run here, LogError if the log cannot be read, StreamwardError if a disk is full.
     """
+    topic = topics(settings.topics)["groups"].name
+    batches = [step.batch for step in planned.steps if step.batch is not None]
+    places = [place for batch in batches for place in coordinates_of(batch, topic)]
+    refuse_erased((record, None) for record in records_in_parts(history, places))
     with (
         _folder(into, planned.policy) as folder,
         checkpoint.explaining_disks(str(folder), "Make room, or name another folder with --into"),

@@ -9,6 +9,7 @@ Not covered: what a reader takes to open them; docs/privacy.md has it.
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
 import time
@@ -58,9 +59,9 @@ def _rate(settings: Settings, subject: str | None) -> float:
     whole = response(
         subject=subject,
         text="word " * TOKENS,
-        prompt_token_ids=TokenIds.of(range(TOKENS)),
-        completion_token_ids=TokenIds.of(range(TOKENS)),
-        logprobs=Logprobs.of([-0.5] * TOKENS),
+        prompt_token_ids=TokenIds.of(random.choices(range(50_000), k=TOKENS)),
+        completion_token_ids=TokenIds.of(random.choices(range(50_000), k=TOKENS)),
+        logprobs=Logprobs.of([-random.random() for _ in range(TOKENS)]),
         loss_mask=LossMask(b"\1" * TOKENS),
     )
     responses: list[Response] = [
