@@ -11,7 +11,8 @@ from streams.tools.query.view_list import ListSection, ViewList
 from streams.topics.shape import OF_TENANT
 
 _BUILDS = """
-SELECT dataset, digest, policy, tenant, counts, scenarios, labellers, selection, drift, ranges, versions, folder,
+SELECT dataset, left(digest, 12) AS build, digest, policy, tenant,
+    counts, scenarios, labellers, selection, drift, ranges, versions, folder,
     code_version, actor, reason, created_at, _partition, _offset, _timestamp
 FROM datasets WHERE kind = 'built' QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
 """
@@ -45,17 +46,27 @@ LISTS = (
         "datasets",
         "Data sets",
         "dataset_builds",
-        columns=("digest", "dataset", "policy", "counts", "folder", "actor", "created_at"),
+        columns=("build", "dataset", "policy", "counts", "folder", "actor", "created_at"),
         order="created_at DESC",
         filters=("dataset", "policy"),
-        key="digest",
-        facts=("reason", "selection", "scenarios", "labellers", "versions", "drift", "ranges", "code_version"),
+        key="build",
+        facts=(
+            "digest",
+            "reason",
+            "selection",
+            "scenarios",
+            "labellers",
+            "versions",
+            "drift",
+            "ranges",
+            "code_version",
+        ),
         sections=(
             ListSection(
                 "Tuned from it elsewhere",
                 "datasets",
                 ("created_at", "kind", "outside", "actor", "reason"),
-                "digest = {key} AND kind <> 'built'",
+                "left(digest, 12) = {key} AND kind <> 'built'",
                 "created_at DESC",
             ),
         ),

@@ -5,6 +5,7 @@ view ──► its fields by name ──► template; each value cut and made vi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
@@ -41,6 +42,7 @@ SECTIONS = (
 """Path and name of each link in the head of every page."""
 LAST_BEFORE_PLUGINS = "runs"
 """The section after which the links of plugins' sections are."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 WHOLE_LOG_SECTIONS = ("live", "sql")
 """Sections with the records of all tenants."""
 
@@ -122,6 +124,7 @@ def environment() -> Environment:
         "number": number,
         "moment": moment,
         "usd": usd,
+        "plain": plain,
         "clock": clock,
         "cell": partial(cell, as_sql=True),
         "path": path,
@@ -152,6 +155,27 @@ def number(value: Any, digits: int = 3) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def plain(value: Any) -> str:
+    """Return a value of a list as people read it: times to the second, names and figures without brackets.
+
+    >>> plain("2026-11-21T14:30:21.524Z"), plain(["a", "b"]), plain({"train": 2}), plain(False)
+    ('2026-11-21 14:30:21', 'a, b', 'train: 2', 'no')
+    """
+    match value:
+        case str():
+            return moment(value) if _TIME.fullmatch(value) else value
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return number(value)
+        case list() if not any(isinstance(item, list | dict) for item in value):
+            return ", ".join(map(plain, value))
+        case dict() if not any(isinstance(item, list | dict) for item in value.values()):
+            return ", ".join(f"{name}: {plain(item)}" for name, item in value.items() if item is not None)
+        case _:
+            return cell(value, as_sql=True)
 
 
 def usd(value: float | None) -> str:

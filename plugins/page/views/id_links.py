@@ -26,8 +26,11 @@ LONGEST_ID = 200
 
 @cache
 def id_pages() -> Mapping[str, str]:
-    """Return the part of an address before an id, by column. Raises SettingsError if a plugin cannot be loaded."""
-    lists = {entry.key: f"lists/{entry.name}" for entry in view_lists().values() if entry.key}
+    """Return the part of an address before an id, by column. Raises SettingsError if a plugin cannot be loaded.
+
+    Keys of lists are ids everywhere only if their columns are named so: `rule` may be another plugin's.
+    """
+    lists = {entry.key: f"lists/{entry.name}" for entry in view_lists().values() if entry.key.endswith("_id")}
     return {name: path for section in extensions("page") for name, path in section.ids.items()} | lists | OWN_PAGES
 
 

@@ -59,7 +59,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 ROWS = {
     "prompts": ["live is 1", "Be brief.", "it earned more"],
-    "datasets": ["train"],
+    "datasets": ["train: 2"],
     "triggers": ["Evidence over time", "crossed"],
     "sweeps": ["Its steps"],
     "tools": [

@@ -10,19 +10,25 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
+from plugins.page import app
 from plugins.page.commands import demo_companion
 from plugins.page.settings import Page
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
 from streams.kafka import admin
 from streams.kafka.producer import Producer
+from streams.kafka.times import now_ms
 from streams.settings.model import Kafka, Settings
+from streams.tools import standstill
+from streams.tools.status import look
+from streams.tools.views.log_view import LogView
 from tests.support.agent_server import serving, settings_of
-from tests.support.factories import T0, response, scoreless, task, trained
+from tests.support.factories import T0, batch, response, scoreless, task, trained
 from tests.support.log import page_log
 from tests.support.log.keys import open_keys
 from tests.support.log.members import member_of
-from tests.support.processes import command, environment, read, spawn, until
+from tests.support.processes import command, environment, read, spawn, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -39,6 +45,24 @@ def address(made: Settings, tmp_path: Path) -> Iterator[str]:
         finally:
             process.terminate()
             assert process.wait(300) == 0
+
+
+def test_the_first_line_says_whether_anything_is_stuck_in_the_words_of_status(
+    made: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standstill, "MOVES_S", 0.0)
+    write(made, task(), response(), batch())
+    now = now_ms()
+    (row,) = standstill.standstills(made, look(made, now_ms=now), now)
+    view = LogView(made)
+    try:
+        html = TestClient(app.create_app(view), base_url="http://127.0.0.1").get("/").text
+    finally:
+        view.close()
+    first = re.findall(r'<p class="said" role="status">(.*?)</p>', html)[0]
+    assert row.motion == "stuck" and row.cause.waits_for in first
+    assert "What to do: start <code>streamward train</code>" in first
+    assert html.index("is stuck") < html.index("<section>"), "before all else"
 
 
 def test_a_log_is_shown_as_it_is_now_and_followed_as_it_is_written(made: Settings, address: str) -> None:

@@ -1,6 +1,7 @@
 """Serve the page over a made-up log, and look at it with Chromium: make test-page
 
     page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
+                                                       └──► questions.py: five questions, three clicks each
     tests/plugins/NAME/browser of each other plugin ──► what it does on its own pages
 
 Says loudly, with exit code 1, if it cannot run.
@@ -58,6 +59,8 @@ def main() -> int:
                 [address] = _addresses(log)
                 look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), address, str(pictures), str(AXE)]
                 code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+                questions = [str(PYTHON), str(Path(__file__).parent / "questions.py"), address]
+                code = code or subprocess.run(questions, env=os.environ | {"CHROMIUM": browser}).returncode
                 for name in DOCUMENTED if code == 0 else ():
                     shutil.copy(pictures / name, ROOT / "docs")
             finally:
