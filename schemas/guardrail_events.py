@@ -46,10 +46,10 @@ class GuardrailVerdict:
     task_id: Annotated[str | None, "null: of no task"] = None
     tool: Annotated[str | None, "of the call; null: none"] = None
     field_path: Annotated[str, "of the text, as messages[3].content"]
-    spans: Annotated[tuple[TextSpan, ...], "what was found, in the text as it was sent"] = ()
     digest: Annotated[str | None, "keyed digest of the text: the same text, found again by the same server"] = None
     score: Annotated[float | None, "of a model; null: a rule"] = None
     reason: Annotated[str, "in words, without the text"]
+    spans: Annotated[tuple[TextSpan, ...], "what was found, in the text as it was sent"] = ()
 
 
 def verdict_problems(event: GuardrailVerdict) -> Iterator[str]:
