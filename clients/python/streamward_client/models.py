@@ -95,6 +95,37 @@ class AnnotatedRowsAnswer(TypedDict):
     counted: list[int]
 
 
+class BiasBody(TypedDict):
+    """
+    A scorer with texts, or with recorded answers of a policy; or a policy and its suite of swapped copies.
+    """
+
+    scorer: NotRequired[str | None]
+    settings: NotRequired[dict[str, Any] | None]
+    texts: NotRequired[list[str] | None]
+    prompt: NotRequired[str | None]
+    policy: NotRequired[str | None]
+    suite: NotRequired[str | None]
+    limit: NotRequired[int]
+    terms: NotRequired[str | None]
+
+
+class BiasRow(TypedDict):
+    """
+    The bias of one version's answers, or of all texts.
+    """
+
+    version: int | None
+    n: int
+    first: float
+    second: float
+    difference: float
+    low: float | None
+    high: float | None
+    largest: float
+    proven: bool
+
+
 class CachedTokens(TypedDict):
     """
     Of the prompt.
@@ -170,6 +201,17 @@ class CompactionRule(TypedDict):
     prompt: str
 
 
+class ConsentBody(TypedDict):
+    """
+    A consent to one call.
+    """
+
+    tool_id: str
+    agent_id: NotRequired[str]
+    trajectory_id: NotRequired[str]
+    reason: str
+
+
 class CostRow(TypedDict):
     """
     Jobs and calls that have all these names in common; null: not summed by that, or none.
@@ -203,7 +245,7 @@ class CutReason(TypedDict):
     Why a response is not complete.
     """
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
 
 
 class DatasetFileAnswer(TypedDict):
@@ -338,6 +380,8 @@ class EntryBody(TypedDict):
     idempotent: NotRequired[bool]
     needs_consent: NotRequired[bool]
     handoff: NotRequired[bool]
+    untrusted: NotRequired[bool]
+    acts: NotRequired[bool]
     reason: NotRequired[str]
 
 
@@ -469,6 +513,19 @@ class FoundChunk(TypedDict):
     metadata: dict[str, str]
 
 
+class FoundRule(TypedDict):
+    """
+    A rule that found something.
+    """
+
+    kind: Literal["pii", "injection", "pattern", "validation", "model", "flow", "bias", "failure"]
+    rule: str
+    verdict: Literal["pass", "flag", "block"]
+    reason: str
+    spans: list[list[int]]
+    score: float | None
+
+
 class FunctionCallItem(TypedDict):
     """
     A call that the model made.
@@ -539,6 +596,18 @@ class GeneratedRowsBody(TypedDict):
     count: int
     seed: NotRequired[int]
     options: NotRequired[dict[str, Any]]
+
+
+class GivenConsent(TypedDict):
+    """
+    A consent that is in the log.
+    """
+
+    object: Literal["consent"]
+    tool_id: str
+    agent_id: str
+    trajectory_id: str
+    actor: str
 
 
 class GroupResult(TypedDict):
@@ -848,6 +917,65 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class ModerateBody(TypedDict):
+    """
+    A text to look at.
+    """
+
+    text: str
+    redact: NotRequired[bool]
+
+
+class ModeratedText(TypedDict):
+    """
+    The verdict on a text.
+    """
+
+    object: Literal["guardrail.verdict"]
+    verdict: Literal["pass", "flag", "block"]
+    findings: list[FoundRule]
+    redacted: str | None
+
+
+class Moderation(TypedDict):
+    """
+    The categories of a text.
+    """
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text"]]]
+
+
+class ModerationText(TypedDict):
+    """
+    A text among inputs.
+    """
+
+    type: Literal["text"]
+    text: str
+
+
+class Moderations(TypedDict):
+    """
+    The categories of texts, in their order.
+    """
+
+    id: str
+    model: str
+    results: list[Moderation]
+    unseen_categories: list[str]
+
+
+class ModerationsBody(TypedDict):
+    """
+    Texts to look at, as OpenAI has it.
+    """
+
+    input: str | list[str] | list[ModerationText]
+
+
 class NamedFunction(TypedDict):
     """
     Which function is to be called.
@@ -966,6 +1094,52 @@ class PermissionsAnswer(TypedDict):
     tenant: str | None
     agent_id: str | None
     actions: list[str]
+
+
+class PersonAnswer(TypedDict):
+    """
+    What became of a person's words.
+    """
+
+    object: Literal["person"]
+    person: str
+    state: Literal["kept", "asked", "deleted", "erased"]
+    asked_at: str | None
+    due_at: str | None
+    deleted_at: str | None
+    confirmed_at: str | None
+
+
+class PersonAnswers(TypedDict):
+    """
+    The persons that there are events about.
+    """
+
+    object: Literal["list"]
+    data: list[PersonAnswer]
+
+
+class PersonBody(TypedDict):
+    """
+    A person.
+    """
+
+    person: str
+    reason: NotRequired[str]
+
+
+class PolicyMotion(TypedDict):
+    """
+    Whether one policy moves; `until`: when what it waits for is given up.
+    """
+
+    policy: str
+    motion: Literal["moves", "idle", "stuck"]
+    since: str | None
+    waits_for: str
+    until: str | None
+    what_to_do: str
+    text: str
 
 
 class ProgramBody(TypedDict):
@@ -1871,6 +2045,8 @@ class ToolRow(TypedDict):
     idempotent: bool
     needs_consent: bool
     handoff: bool
+    untrusted: bool
+    acts: bool
     trusted: bool
     digest: str
     newest_digest: str
@@ -2006,6 +2182,33 @@ class UserTurn(TypedDict):
     content: str | list[TextBlock | ToolResultBlock]
 
 
+class ValidateBody(TypedDict):
+    """
+    An answer, and the rules that it has to keep.
+    """
+
+    answer: str
+    json_schema: NotRequired[dict[str, Any] | None]
+    pattern: NotRequired[str | None]
+    min_characters: NotRequired[int]
+    max_characters: NotRequired[int | None]
+    language: NotRequired[Literal["en", "de", "fr", "es", "it", "pt", "nl"] | None]
+    tool: NotRequired[str | None]
+    tools: NotRequired[list[str]]
+    least_overlap: NotRequired[float]
+    sources: NotRequired[list[str]]
+
+
+class ValidatedAnswer(TypedDict):
+    """
+    Whether an answer keeps the rules, and a sentence for each that it breaks.
+    """
+
+    object: Literal["guardrail.validation"]
+    valid: bool
+    problems: list[str]
+
+
 class VerdictBody(TypedDict):
     """
     A person's verdict on a run.
@@ -2138,6 +2341,18 @@ class BeginBody(TypedDict):
     observed: NotRequired[ObservedBody | None]
     prompt_version: NotRequired[str | None]
     program: NotRequired[ProgramBody | None]
+    subject: NotRequired[str | None]
+
+
+class BiasFigures(TypedDict):
+    """
+    Bias by counterfactual.
+    """
+
+    object: Literal["list"]
+    without_terms: int
+    failed: int
+    data: list[BiasRow]
 
 
 class CallIn(TypedDict):
@@ -2443,6 +2658,15 @@ class KeptEnvironments(TypedDict):
     data: list[KeptEnvironment]
 
 
+class LoopMotion(TypedDict):
+    """
+    The policies, those that are stuck first.
+    """
+
+    object: Literal["list"]
+    data: list[PolicyMotion]
+
+
 class MadeCall(TypedDict):
     """
     A call that the model makes.
@@ -2516,7 +2740,7 @@ class ModelMessage(TypedDict):
     role: Literal["assistant"]
     model: str
     content: list[TextContent | ToolUseContent]
-    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
+    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal"]
     stop_sequence: str | None
     usage: MessageUsage
 
@@ -2691,6 +2915,7 @@ class TaskBody(TypedDict):
     created_at: NotRequired[int | None]
     traceparent: NotRequired[str | None]
     metadata: NotRequired[dict[str, str]]
+    user: NotRequired[str | None]
     policy: NotRequired[str]
     purpose: NotRequired[Literal["train", "serve", "eval"]]
     scenario: NotRequired[str]
@@ -2761,7 +2986,7 @@ class TextChoice(TypedDict):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class TextCompletion(TypedDict):
@@ -2900,7 +3125,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatReply
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class ChatCompletion(TypedDict):

@@ -141,6 +141,11 @@ class Operations(Sender):
         answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
+    def get_status(self) -> models.LoopMotion:
+        """Say whether anything is stuck."""
+        answer: models.LoopMotion = self.send("GET", "/status")
+        return answer
+
     def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
         answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
@@ -159,6 +164,26 @@ class Operations(Sender):
     def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def give_consent(self, body: models.ConsentBody) -> models.GivenConsent:
+        """Consent to one call of a tool."""
+        answer: models.GivenConsent = self.send("POST", "/guardrails/consents", json=body)
+        return answer
+
+    def moderate_content(self, body: models.ModerateBody) -> models.ModeratedText:
+        """Look at a text by the rules of this server."""
+        answer: models.ModeratedText = self.send("POST", "/guardrails/content/moderate", json=body)
+        return answer
+
+    def validate_answer(self, body: models.ValidateBody) -> models.ValidatedAnswer:
+        """Check an answer: schema, pattern, length, language, tool, sources."""
+        answer: models.ValidatedAnswer = self.send("POST", "/guardrails/validate", json=body)
+        return answer
+
+    def create_moderation(self, body: models.ModerationsBody) -> models.Moderations:
+        """Tell the categories of texts, as OpenAI has them."""
+        answer: models.Moderations = self.send("POST", "/v1/moderations", json=body)
         return answer
 
     def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
@@ -379,6 +404,11 @@ class Operations(Sender):
         answer: models.CleanedRowsAnswer = self.send("POST", "/data/synthetic/generate", json=body)
         return answer
 
+    def detect_bias(self, body: models.BiasBody) -> models.BiasFigures:
+        """Compare scores of texts and of their swaps."""
+        answer: models.BiasFigures = self.send("POST", "/guardrails/bias/detect", json=body)
+        return answer
+
     def index_documents(self, body: models.IndexBody) -> models.IndexedDocuments:
         """Add documents, or replace those of their names. The same again changes nothing."""
         answer: models.IndexedDocuments = self.send("POST", "/rag/index", json=body)
@@ -412,6 +442,26 @@ class Operations(Sender):
     def create_embeddings(self, body: models.EmbeddingsBody) -> models.EmbeddingsAnswer:
         """Make vectors of texts."""
         answer: models.EmbeddingsAnswer = self.send("POST", "/v1/embeddings", json=body)
+        return answer
+
+    def erase_person(self, body: models.PersonBody) -> models.PersonAnswer:
+        """Make a person's words unreadable, and delete the key."""
+        answer: models.PersonAnswer = self.send("POST", "/privacy/erase", json=body)
+        return answer
+
+    def revoke_erasure(self, body: models.PersonBody) -> models.PersonAnswer:
+        """Take an erasure back while its key exists."""
+        answer: models.PersonAnswer = self.send("POST", "/privacy/revoke", json=body)
+        return answer
+
+    def finish_erasures(self) -> models.PersonAnswers:
+        """Delete the keys that are due, and those that a backup brought back."""
+        answer: models.PersonAnswers = self.send("POST", "/privacy/finish")
+        return answer
+
+    def list_persons(self) -> models.PersonAnswers:
+        """List the persons that were to be erased, by their pseudonyms."""
+        answer: models.PersonAnswers = self.send("GET", "/privacy/persons")
         return answer
 
 
@@ -548,6 +598,11 @@ class AsyncOperations(AsyncSender):
         answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
+    async def get_status(self) -> models.LoopMotion:
+        """Say whether anything is stuck."""
+        answer: models.LoopMotion = await self.send("GET", "/status")
+        return answer
+
     async def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
         answer: models.PermissionsAnswer = await self.send("GET", "/auth/permissions")
@@ -566,6 +621,26 @@ class AsyncOperations(AsyncSender):
     async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def give_consent(self, body: models.ConsentBody) -> models.GivenConsent:
+        """Consent to one call of a tool."""
+        answer: models.GivenConsent = await self.send("POST", "/guardrails/consents", json=body)
+        return answer
+
+    async def moderate_content(self, body: models.ModerateBody) -> models.ModeratedText:
+        """Look at a text by the rules of this server."""
+        answer: models.ModeratedText = await self.send("POST", "/guardrails/content/moderate", json=body)
+        return answer
+
+    async def validate_answer(self, body: models.ValidateBody) -> models.ValidatedAnswer:
+        """Check an answer: schema, pattern, length, language, tool, sources."""
+        answer: models.ValidatedAnswer = await self.send("POST", "/guardrails/validate", json=body)
+        return answer
+
+    async def create_moderation(self, body: models.ModerationsBody) -> models.Moderations:
+        """Tell the categories of texts, as OpenAI has them."""
+        answer: models.Moderations = await self.send("POST", "/v1/moderations", json=body)
         return answer
 
     async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
@@ -786,6 +861,11 @@ class AsyncOperations(AsyncSender):
         answer: models.CleanedRowsAnswer = await self.send("POST", "/data/synthetic/generate", json=body)
         return answer
 
+    async def detect_bias(self, body: models.BiasBody) -> models.BiasFigures:
+        """Compare scores of texts and of their swaps."""
+        answer: models.BiasFigures = await self.send("POST", "/guardrails/bias/detect", json=body)
+        return answer
+
     async def index_documents(self, body: models.IndexBody) -> models.IndexedDocuments:
         """Add documents, or replace those of their names. The same again changes nothing."""
         answer: models.IndexedDocuments = await self.send("POST", "/rag/index", json=body)
@@ -819,4 +899,24 @@ class AsyncOperations(AsyncSender):
     async def create_embeddings(self, body: models.EmbeddingsBody) -> models.EmbeddingsAnswer:
         """Make vectors of texts."""
         answer: models.EmbeddingsAnswer = await self.send("POST", "/v1/embeddings", json=body)
+        return answer
+
+    async def erase_person(self, body: models.PersonBody) -> models.PersonAnswer:
+        """Make a person's words unreadable, and delete the key."""
+        answer: models.PersonAnswer = await self.send("POST", "/privacy/erase", json=body)
+        return answer
+
+    async def revoke_erasure(self, body: models.PersonBody) -> models.PersonAnswer:
+        """Take an erasure back while its key exists."""
+        answer: models.PersonAnswer = await self.send("POST", "/privacy/revoke", json=body)
+        return answer
+
+    async def finish_erasures(self) -> models.PersonAnswers:
+        """Delete the keys that are due, and those that a backup brought back."""
+        answer: models.PersonAnswers = await self.send("POST", "/privacy/finish")
+        return answer
+
+    async def list_persons(self) -> models.PersonAnswers:
+        """List the persons that were to be erased, by their pseudonyms."""
+        answer: models.PersonAnswers = await self.send("GET", "/privacy/persons")
         return answer

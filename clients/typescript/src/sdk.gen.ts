@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, ActRunData, ActRunErrors, ActRunResponses, AddToolData, AddToolErrors, AddToolResponses, AnnotateRowsData, AnnotateRowsErrors, AnnotateRowsResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateEmbeddingsData, CreateEmbeddingsErrors, CreateEmbeddingsResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IndexDocumentsData, IndexDocumentsErrors, IndexDocumentsResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, LabelRowData, LabelRowErrors, LabelRowResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListDocumentsData, ListDocumentsErrors, ListDocumentsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRowQueueData, ListRowQueueErrors, ListRowQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveDocumentData, RemoveDocumentErrors, RemoveDocumentResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, RerankTextsData, RerankTextsErrors, RerankTextsResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SearchDocumentsData, SearchDocumentsErrors, SearchDocumentsResponses, ShowDocumentData, ShowDocumentErrors, ShowDocumentResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
+import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, ActRunData, ActRunErrors, ActRunResponses, AddToolData, AddToolErrors, AddToolResponses, AnnotateRowsData, AnnotateRowsErrors, AnnotateRowsResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateEmbeddingsData, CreateEmbeddingsErrors, CreateEmbeddingsResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateModerationData, CreateModerationErrors, CreateModerationResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, DetectBiasData, DetectBiasErrors, DetectBiasResponses, EndRunData, EndRunErrors, EndRunResponses, ErasePersonData, ErasePersonErrors, ErasePersonResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, FinishErasuresData, FinishErasuresErrors, FinishErasuresResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetStatusData, GetStatusErrors, GetStatusResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveConsentData, GiveConsentErrors, GiveConsentResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IndexDocumentsData, IndexDocumentsErrors, IndexDocumentsResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, LabelRowData, LabelRowErrors, LabelRowResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListDocumentsData, ListDocumentsErrors, ListDocumentsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPersonsData, ListPersonsErrors, ListPersonsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRowQueueData, ListRowQueueErrors, ListRowQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, ModerateContentData, ModerateContentErrors, ModerateContentResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveDocumentData, RemoveDocumentErrors, RemoveDocumentResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, RerankTextsData, RerankTextsErrors, RerankTextsResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RevokeErasureData, RevokeErasureErrors, RevokeErasureResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SearchDocumentsData, SearchDocumentsErrors, SearchDocumentsResponses, ShowDocumentData, ShowDocumentErrors, ShowDocumentResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, ValidateAnswerData, ValidateAnswerErrors, ValidateAnswerResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -362,6 +362,17 @@ export const getFileContent = <ThrowOnError extends boolean = false>(options: Op
 });
 
 /**
+ * Get status
+ *
+ * Say whether anything is stuck.
+ */
+export const getStatus = <ThrowOnError extends boolean = false>(options?: Options<GetStatusData, ThrowOnError>) => (options?.client ?? client).get<GetStatusResponses, GetStatusErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/status',
+    ...options
+});
+
+/**
  * Get permissions
  *
  * Return who asks, and what they may do.
@@ -410,6 +421,66 @@ export const endRun = <ThrowOnError extends boolean = false>(options: Options<En
 export const registerAgent = <ThrowOnError extends boolean = false>(options: Options<RegisterAgentData, ThrowOnError>) => (options.client ?? client).post<RegisterAgentResponses, RegisterAgentErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/rl/agents',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Give consent
+ *
+ * Consent to one call of a tool.
+ */
+export const giveConsent = <ThrowOnError extends boolean = false>(options: Options<GiveConsentData, ThrowOnError>) => (options.client ?? client).post<GiveConsentResponses, GiveConsentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/guardrails/consents',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Moderate content
+ *
+ * Look at a text by the rules of this server.
+ */
+export const moderateContent = <ThrowOnError extends boolean = false>(options: Options<ModerateContentData, ThrowOnError>) => (options.client ?? client).post<ModerateContentResponses, ModerateContentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/guardrails/content/moderate',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Validate answer
+ *
+ * Check an answer: schema, pattern, length, language, tool, sources.
+ */
+export const validateAnswer = <ThrowOnError extends boolean = false>(options: Options<ValidateAnswerData, ThrowOnError>) => (options.client ?? client).post<ValidateAnswerResponses, ValidateAnswerErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/guardrails/validate',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Create moderation
+ *
+ * Tell the categories of texts, as OpenAI has them.
+ */
+export const createModeration = <ThrowOnError extends boolean = false>(options: Options<CreateModerationData, ThrowOnError>) => (options.client ?? client).post<CreateModerationResponses, CreateModerationErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/moderations',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -995,6 +1066,21 @@ export const generateRows = <ThrowOnError extends boolean = false>(options: Opti
 });
 
 /**
+ * Detect bias
+ *
+ * Compare scores of texts and of their swaps.
+ */
+export const detectBias = <ThrowOnError extends boolean = false>(options: Options<DetectBiasData, ThrowOnError>) => (options.client ?? client).post<DetectBiasResponses, DetectBiasErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/guardrails/bias/detect',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
  * Index documents
  *
  * Add documents, or replace those of their names. The same again changes nothing.
@@ -1089,4 +1175,56 @@ export const createEmbeddings = <ThrowOnError extends boolean = false>(options: 
         'Content-Type': 'application/json',
         ...options.headers
     }
+});
+
+/**
+ * Erase person
+ *
+ * Make a person's words unreadable, and delete the key.
+ */
+export const erasePerson = <ThrowOnError extends boolean = false>(options: Options<ErasePersonData, ThrowOnError>) => (options.client ?? client).post<ErasePersonResponses, ErasePersonErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/privacy/erase',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Revoke erasure
+ *
+ * Take an erasure back while its key exists.
+ */
+export const revokeErasure = <ThrowOnError extends boolean = false>(options: Options<RevokeErasureData, ThrowOnError>) => (options.client ?? client).post<RevokeErasureResponses, RevokeErasureErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/privacy/revoke',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Finish erasures
+ *
+ * Delete the keys that are due, and those that a backup brought back.
+ */
+export const finishErasures = <ThrowOnError extends boolean = false>(options?: Options<FinishErasuresData, ThrowOnError>) => (options?.client ?? client).post<FinishErasuresResponses, FinishErasuresErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/privacy/finish',
+    ...options
+});
+
+/**
+ * List persons
+ *
+ * List the persons that were to be erased, by their pseudonyms.
+ */
+export const listPersons = <ThrowOnError extends boolean = false>(options?: Options<ListPersonsData, ThrowOnError>) => (options?.client ?? client).get<ListPersonsResponses, ListPersonsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/privacy/persons',
+    ...options
 });

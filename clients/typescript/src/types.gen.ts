@@ -320,6 +320,102 @@ export type BeginBody = {
      */
     prompt_version?: string | null;
     program?: ProgramBody | null;
+    /**
+     * pseudonym of the person that its task is of
+     */
+    subject?: string | null;
+};
+
+/**
+ * A scorer with texts, or with recorded answers of a policy; or a policy and its suite of swapped copies.
+ */
+export type BiasBody = {
+    /**
+     * a built-in one, or module:function
+     */
+    scorer?: string | null;
+    /**
+     * of the scorer
+     */
+    settings?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * answers to the prompt
+     */
+    texts?: Array<string> | null;
+    /**
+     * the question
+     */
+    prompt?: string | null;
+    /**
+     * score its recorded answers again
+     */
+    policy?: string | null;
+    /**
+     * with policy: compare its versions' rewards on this suite of swapped copies
+     */
+    suite?: string | null;
+    /**
+     * most recorded answers, the newest
+     */
+    limit?: number;
+    /**
+     * FIRST=SECOND, …; default: guardrails.bias_terms
+     */
+    terms?: string | null;
+};
+
+/**
+ * Bias by counterfactual.
+ */
+export type BiasFigures = {
+    object: 'list';
+    /**
+     * texts without any of the terms
+     */
+    without_terms: number;
+    /**
+     * pairs without both scores
+     */
+    failed: number;
+    data: Array<BiasRow>;
+};
+
+/**
+ * The bias of one version's answers, or of all texts.
+ */
+export type BiasRow = {
+    version: number | null;
+    /**
+     * pairs of a text and its swap
+     */
+    n: number;
+    /**
+     * mean score with the first terms
+     */
+    first: number;
+    /**
+     * mean score with the second terms
+     */
+    second: number;
+    /**
+     * first minus second
+     */
+    difference: number;
+    /**
+     * of the interval at 95 %; null: too few pairs
+     */
+    low: number | null;
+    high: number | null;
+    /**
+     * the largest difference of a pair, without its sign
+     */
+    largest: number;
+    /**
+     * the interval has no zero in it
+     */
+    proven: boolean;
 };
 
 /**
@@ -454,7 +550,7 @@ export type ChatChoice = {
     index: number;
     message: ChatReply;
     logprobs: ChatLogprobs | null;
-    finish_reason: 'stop' | 'length' | 'tool_calls';
+    finish_reason: 'stop' | 'length' | 'tool_calls' | 'content_filter';
 };
 
 /**
@@ -674,6 +770,28 @@ export type CompletionsBody = {
 };
 
 /**
+ * A consent to one call.
+ */
+export type ConsentBody = {
+    /**
+     * the tool, as the refusal names it
+     */
+    tool_id: string;
+    /**
+     * who may call it
+     */
+    agent_id?: string;
+    /**
+     * in which trajectory; empty: in a call of /mcp/registered that names none
+     */
+    trajectory_id?: string;
+    /**
+     * why; it is recorded
+     */
+    reason: string;
+};
+
+/**
  * Usage and cost.
  */
 export type CostList = {
@@ -795,7 +913,7 @@ export type CustomTool = {
  * Why a response is not complete.
  */
 export type CutReason = {
-    reason: 'max_output_tokens';
+    reason: 'max_output_tokens' | 'content_filter';
 };
 
 /**
@@ -1100,6 +1218,14 @@ export type EntryBody = {
      */
     handoff?: boolean;
     /**
+     * others write what its tools answer; rules about flow ask
+     */
+    untrusted?: boolean;
+    /**
+     * its tools send, pay, delete or reach outside; rules about flow ask
+     */
+    acts?: boolean;
+    /**
      * why; it is recorded
      */
     reason?: string;
@@ -1387,6 +1513,21 @@ export type FoundChunk = {
 };
 
 /**
+ * A rule that found something.
+ */
+export type FoundRule = {
+    kind: 'pii' | 'injection' | 'pattern' | 'validation' | 'model' | 'flow' | 'bias' | 'failure';
+    rule: string;
+    verdict: 'pass' | 'flag' | 'block';
+    reason: string;
+    /**
+     * start and end of each place, in characters
+     */
+    spans: Array<Array<number>>;
+    score: number | null;
+};
+
+/**
  * A call that the model made.
  */
 export type FunctionCallItem = {
@@ -1474,6 +1615,17 @@ export type GeneratedRowsBody = {
     options?: {
         [key: string]: unknown;
     };
+};
+
+/**
+ * A consent that is in the log.
+ */
+export type GivenConsent = {
+    object: 'consent';
+    tool_id: string;
+    agent_id: string;
+    trajectory_id: string;
+    actor: string;
 };
 
 /**
@@ -1749,6 +1901,14 @@ export type LoginBody = {
 };
 
 /**
+ * The policies, those that are stuck first.
+ */
+export type LoopMotion = {
+    object: 'list';
+    data: Array<PolicyMotion>;
+};
+
+/**
  * A call that the model makes.
  */
 export type MadeCall = {
@@ -1948,7 +2108,7 @@ export type ModelMessage = {
      */
     model: string;
     content: Array<TextContent | ToolUseContent>;
-    stop_reason: 'end_turn' | 'max_tokens' | 'tool_use' | 'stop_sequence';
+    stop_reason: 'end_turn' | 'max_tokens' | 'tool_use' | 'stop_sequence' | 'refusal';
     stop_sequence: string | null;
     usage: MessageUsage;
 };
@@ -1998,6 +2158,77 @@ export type ModelResponse = {
     top_p: number;
     truncation: string;
     user: string | null;
+};
+
+/**
+ * A text to look at.
+ */
+export type ModerateBody = {
+    /**
+     * the text
+     */
+    text: string;
+    /**
+     * whether the answer has the text without personal data
+     */
+    redact?: boolean;
+};
+
+/**
+ * The verdict on a text.
+ */
+export type ModeratedText = {
+    object: 'guardrail.verdict';
+    verdict: 'pass' | 'flag' | 'block';
+    findings: Array<FoundRule>;
+    redacted: string | null;
+};
+
+/**
+ * The categories of a text.
+ */
+export type Moderation = {
+    flagged: boolean;
+    categories: {
+        [key: string]: boolean;
+    };
+    category_scores: {
+        [key: string]: number;
+    };
+    category_applied_input_types: {
+        [key: string]: Array<'text'>;
+    };
+};
+
+/**
+ * A text among inputs.
+ */
+export type ModerationText = {
+    type: 'text';
+    text: string;
+};
+
+/**
+ * The categories of texts, in their order.
+ */
+export type Moderations = {
+    id: string;
+    model: string;
+    results: Array<Moderation>;
+    /**
+     * categories that no rule or model of this server sees
+     */
+    unseen_categories: Array<string>;
+};
+
+/**
+ * Texts to look at, as OpenAI has it.
+ */
+export type ModerationsBody = {
+    /**
+     * a text, or several; images are not looked at
+     */
+    input: string | Array<string> | Array<ModerationText>;
 };
 
 /**
@@ -2144,6 +2375,47 @@ export type PermissionsAnswer = {
 };
 
 /**
+ * What became of a person's words.
+ */
+export type PersonAnswer = {
+    object: 'person';
+    /**
+     * the pseudonym
+     */
+    person: string;
+    state: 'kept' | 'asked' | 'deleted' | 'erased';
+    asked_at: string | null;
+    /**
+     * until then the erasure may be revoked
+     */
+    due_at: string | null;
+    deleted_at: string | null;
+    confirmed_at: string | null;
+};
+
+/**
+ * The persons that there are events about.
+ */
+export type PersonAnswers = {
+    object: 'list';
+    data: Array<PersonAnswer>;
+};
+
+/**
+ * A person.
+ */
+export type PersonBody = {
+    /**
+     * a person as calls and tasks name one, or its pseudonym
+     */
+    person: string;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
  * A policy's versions, and who serves.
  */
 export type PolicyAdapters = {
@@ -2151,6 +2423,19 @@ export type PolicyAdapters = {
     policy: string;
     serving: ServingAnswer;
     versions: Array<AdapterVersion>;
+};
+
+/**
+ * Whether one policy moves; `until`: when what it waits for is given up.
+ */
+export type PolicyMotion = {
+    policy: string;
+    motion: 'moves' | 'idle' | 'stuck';
+    since: string | null;
+    waits_for: string;
+    until: string | null;
+    what_to_do: string;
+    text: string;
 };
 
 /**
@@ -3317,6 +3602,10 @@ export type TaskBody = {
         [key: string]: string;
     };
     /**
+     * the person whose words these are, if words are sealed here
+     */
+    user?: string | null;
+    /**
      * who answers; default: the policy of the server
      */
     policy?: string;
@@ -3460,7 +3749,7 @@ export type TextChoice = {
     index: number;
     text: string;
     logprobs: TextLogprobs | null;
-    finish_reason: 'stop' | 'length' | 'tool_calls';
+    finish_reason: 'stop' | 'length' | 'tool_calls' | 'content_filter';
 };
 
 /**
@@ -3668,6 +3957,14 @@ export type ToolRow = {
     needs_consent: boolean;
     handoff: boolean;
     /**
+     * others write what it answers
+     */
+    untrusted: boolean;
+    /**
+     * it sends, pays, deletes or reaches outside
+     */
+    acts: boolean;
+    /**
      * false: its server describes it otherwise than was accepted
      */
     trusted: boolean;
@@ -3847,6 +4144,63 @@ export type UserTurn = {
     } & TextBlock) | ({
         type: 'tool_result';
     } & ToolResultBlock)>;
+};
+
+/**
+ * An answer, and the rules that it has to keep.
+ */
+export type ValidateBody = {
+    /**
+     * the answer
+     */
+    answer: string;
+    /**
+     * JSON schema of the answer
+     */
+    json_schema?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * RE2 pattern that the whole answer has to match
+     */
+    pattern?: string | null;
+    /**
+     * least length
+     */
+    min_characters?: number;
+    /**
+     * greatest length
+     */
+    max_characters?: number | null;
+    /**
+     * its language
+     */
+    language?: 'en' | 'de' | 'fr' | 'es' | 'it' | 'pt' | 'nl' | null;
+    /**
+     * a tool that it has to call
+     */
+    tool?: string | null;
+    /**
+     * the tools that it calls
+     */
+    tools?: Array<string>;
+    /**
+     * least share of its words that sources have
+     */
+    least_overlap?: number;
+    /**
+     * the texts retrieved for it
+     */
+    sources?: Array<string>;
+};
+
+/**
+ * Whether an answer keeps the rules, and a sentence for each that it breaks.
+ */
+export type ValidatedAnswer = {
+    object: 'guardrail.validation';
+    valid: boolean;
+    problems: Array<string>;
 };
 
 /**
@@ -4689,6 +5043,31 @@ export type GetFileContentResponses = {
 
 export type GetFileContentResponse = GetFileContentResponses[keyof GetFileContentResponses];
 
+export type GetStatusData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/status';
+};
+
+export type GetStatusErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GetStatusError = GetStatusErrors[keyof GetStatusErrors];
+
+export type GetStatusResponses = {
+    /**
+     * Done
+     */
+    200: LoopMotion;
+};
+
+export type GetStatusResponse = GetStatusResponses[keyof GetStatusResponses];
+
 export type GetPermissionsData = {
     body?: never;
     path?: never;
@@ -4800,6 +5179,106 @@ export type RegisterAgentResponses = {
 };
 
 export type RegisterAgentResponse = RegisterAgentResponses[keyof RegisterAgentResponses];
+
+export type GiveConsentData = {
+    body: ConsentBody;
+    path?: never;
+    query?: never;
+    url: '/guardrails/consents';
+};
+
+export type GiveConsentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GiveConsentError = GiveConsentErrors[keyof GiveConsentErrors];
+
+export type GiveConsentResponses = {
+    /**
+     * Done
+     */
+    201: GivenConsent;
+};
+
+export type GiveConsentResponse = GiveConsentResponses[keyof GiveConsentResponses];
+
+export type ModerateContentData = {
+    body: ModerateBody;
+    path?: never;
+    query?: never;
+    url: '/guardrails/content/moderate';
+};
+
+export type ModerateContentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ModerateContentError = ModerateContentErrors[keyof ModerateContentErrors];
+
+export type ModerateContentResponses = {
+    /**
+     * Done
+     */
+    200: ModeratedText;
+};
+
+export type ModerateContentResponse = ModerateContentResponses[keyof ModerateContentResponses];
+
+export type ValidateAnswerData = {
+    body: ValidateBody;
+    path?: never;
+    query?: never;
+    url: '/guardrails/validate';
+};
+
+export type ValidateAnswerErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ValidateAnswerError = ValidateAnswerErrors[keyof ValidateAnswerErrors];
+
+export type ValidateAnswerResponses = {
+    /**
+     * Done
+     */
+    200: ValidatedAnswer;
+};
+
+export type ValidateAnswerResponse = ValidateAnswerResponses[keyof ValidateAnswerResponses];
+
+export type CreateModerationData = {
+    body: ModerationsBody;
+    path?: never;
+    query?: never;
+    url: '/v1/moderations';
+};
+
+export type CreateModerationErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type CreateModerationError = CreateModerationErrors[keyof CreateModerationErrors];
+
+export type CreateModerationResponses = {
+    /**
+     * Done
+     */
+    200: Moderations;
+};
+
+export type CreateModerationResponse = CreateModerationResponses[keyof CreateModerationResponses];
 
 export type CreateTrainingJobData = {
     body: TrainingOrderBody;
@@ -6028,6 +6507,31 @@ export type GenerateRowsResponses = {
 
 export type GenerateRowsResponse = GenerateRowsResponses[keyof GenerateRowsResponses];
 
+export type DetectBiasData = {
+    body: BiasBody;
+    path?: never;
+    query?: never;
+    url: '/guardrails/bias/detect';
+};
+
+export type DetectBiasErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type DetectBiasError = DetectBiasErrors[keyof DetectBiasErrors];
+
+export type DetectBiasResponses = {
+    /**
+     * Done
+     */
+    200: BiasFigures;
+};
+
+export type DetectBiasResponse = DetectBiasResponses[keyof DetectBiasResponses];
+
 export type IndexDocumentsData = {
     body: IndexBody;
     path?: never;
@@ -6220,3 +6724,103 @@ export type CreateEmbeddingsResponses = {
 };
 
 export type CreateEmbeddingsResponse = CreateEmbeddingsResponses[keyof CreateEmbeddingsResponses];
+
+export type ErasePersonData = {
+    body: PersonBody;
+    path?: never;
+    query?: never;
+    url: '/privacy/erase';
+};
+
+export type ErasePersonErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ErasePersonError = ErasePersonErrors[keyof ErasePersonErrors];
+
+export type ErasePersonResponses = {
+    /**
+     * Done
+     */
+    200: PersonAnswer;
+};
+
+export type ErasePersonResponse = ErasePersonResponses[keyof ErasePersonResponses];
+
+export type RevokeErasureData = {
+    body: PersonBody;
+    path?: never;
+    query?: never;
+    url: '/privacy/revoke';
+};
+
+export type RevokeErasureErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RevokeErasureError = RevokeErasureErrors[keyof RevokeErasureErrors];
+
+export type RevokeErasureResponses = {
+    /**
+     * Done
+     */
+    200: PersonAnswer;
+};
+
+export type RevokeErasureResponse = RevokeErasureResponses[keyof RevokeErasureResponses];
+
+export type FinishErasuresData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/privacy/finish';
+};
+
+export type FinishErasuresErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type FinishErasuresError = FinishErasuresErrors[keyof FinishErasuresErrors];
+
+export type FinishErasuresResponses = {
+    /**
+     * Done
+     */
+    200: PersonAnswers;
+};
+
+export type FinishErasuresResponse = FinishErasuresResponses[keyof FinishErasuresResponses];
+
+export type ListPersonsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/privacy/persons';
+};
+
+export type ListPersonsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListPersonsError = ListPersonsErrors[keyof ListPersonsErrors];
+
+export type ListPersonsResponses = {
+    /**
+     * Done
+     */
+    200: PersonAnswers;
+};
+
+export type ListPersonsResponse = ListPersonsResponses[keyof ListPersonsResponses];
