@@ -109,14 +109,15 @@ FROM once GROUP BY thread_id
 """
 _MESSAGES = """
 WITH once AS (
+    SELECT * REPLACE (max(agent_id) OVER (PARTITION BY thread_id, run_id) AS agent_id)
     FROM threads QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
 )
-SELECT thread_id, run_id, kind, actor, message.role AS role, message.content AS content,
+SELECT thread_id, run_id, agent_id, kind, actor, message.role AS role, message.content AS content,
     list_transform(message.tool_calls, lambda c: concat(c.name, ' ', c.arguments)) AS calls, number, error, created_at,
     _partition, _offset, _timestamp
 FROM (SELECT *, unnest(messages) AS message, generate_subscripts(messages, 1) AS number FROM once)
 UNION ALL BY NAME
-SELECT thread_id, run_id, kind, actor, 0 AS number, error, created_at, _partition, _offset, _timestamp
+SELECT thread_id, run_id, agent_id, kind, actor, 0 AS number, error, created_at, _partition, _offset, _timestamp
 FROM once WHERE len(messages) = 0 AND error IS NOT NULL
 """
 OF_TENANT = "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))"

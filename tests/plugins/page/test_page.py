@@ -500,7 +500,7 @@ def test_every_figure_of_a_curve_equals_that_of_streamward_query(view: LogView, 
     assert [(row["version"], row["groups"]) for row in rows] == [(0, 5)]
     assert rows[0]["mean"] == pytest.approx((0.5 + 0 + 1 + 1 + 0.5) / 5)
     curve = client.get("/curves", params={"policy": "default"}).json()["reward"]
-    where = {"versions": [0], "groups": "/groups?policy=default&version=", "colour": 0, "dashed": False}
+    where = {"versions": [0], "groups": "/compare?policy=default&b=", "colour": 0, "dashed": False}
     values = {name: [rows[0][name]] for name in ("mean", "low", "high")}
     assert curve == {"x": [0], "curves": [{"name": "default", **where, **values}], "share": False}
 
