@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from schemas.event_types import MIB, Int, Millis, Personal, Sealed, Subject
-from schemas.tokens import Octets
 
 DocumentKind = Literal["added", "replaced", "removed"]
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -41,7 +40,7 @@ class DocumentEvent:
     media_type: Annotated[str | None, "added, replaced: of that file"] = None
     digest: Annotated[str | None, "sha256 of text; removed: null", Personal] = None
     text: Annotated[str | None, "added, replaced: as it is searched; removed: null", Personal] = None
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 def text_digest(text: str) -> str:

@@ -53,7 +53,9 @@ class PersonalJson(Personal):
 Subject = Annotated[
     str | None, "pseudonym of the person whose words these are; null: of no person, and nothing is sealed"
 ]
-Sealed = Annotated[Octets, "last field: what a subject's key opens, see docs/privacy.md; empty: nothing is sealed"]
+Sealed = Annotated[
+    Octets | None, "last field: what a subject's key opens, see docs/privacy.md; null: nothing is sealed"
+]
 Int = Annotated[int, Int32]
 Millis = Annotated[int, Timestamp]
 MAX_GROUP_SIZE = 1024

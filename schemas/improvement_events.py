@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 from schemas.adapter_events import AdapterFile
 from schemas.event_types import KIB, MIB, Int, Millis, Personal, Sealed, Subject
 from schemas.experiment_events import SourceRange
-from schemas.tokens import Octets
 
 RunVerdict = Literal["promote", "reject", "needs_human"]
 Labeller = Literal["gates", "judge", "person"]
@@ -94,7 +93,7 @@ class CurationEvent:
     cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
     runs: Annotated[tuple[str, ...], "of a conversation: the trajectories that were judged, in order"] = ()
     gates: tuple[GateResult, ...] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

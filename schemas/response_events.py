@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from schemas.event_types import MAX_REWARD, Continuity, Int, Millis, Personal, Purpose, Sealed, Subject, derive_id
 from schemas.task_events import AgentProgram, Sampling
-from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
+from schemas.tokens import Logprobs, LossMask, TokenIds
 
 MAX_COMPONENTS = 256
 """Most components of a reward, all of which its group repeats."""
@@ -95,7 +95,7 @@ class Response:
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
     branches: Annotated[tuple[Branch, ...], "an agent's other chains of calls, in the order of their last calls"] = ()
     turns: Annotated[tuple[ResponseTurn, ...], "an agent's model calls in order, each in the chain that owns it"] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
     @property
     def batches(self) -> int:
@@ -128,7 +128,7 @@ class Reward:
     rationale: Annotated[str | None, Personal] = None
     components: Annotated[dict[str, float], "what the value is made of"] = field(default_factory=dict)
     steps: Annotated[tuple[float, ...], "what each turn of the response is worth, in order; empty: only the whole"] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ class AdvantagedGroup:
     prompt_token_ids: Annotated[TokenIds, "what the prompts of all responses begin with", Personal] = TokenIds()
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
     left_out: tuple[LeftOut, ...] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
     @property
     def batches(self) -> int:

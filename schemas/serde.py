@@ -59,9 +59,10 @@ def encode_values(kind: Any, values: dict[str, Any]) -> bytes:
     newest = _newest(kind, ids.current())
     if values.get("subject") is None or values[SEALED]:
         return _framed_bytes(newest, values)
+    values = {**values, SEALED: None}
     try:
         closed = _framed_bytes(newest, sealing.placeholders(kind)(values))
-        bound = closed[:-1]  # without the length of `sealed`, which is 0
+        bound = closed[:-1]  # without `sealed`, which is null: 0
         return bound + _tail(sealing.seal(values["subject"], bound, partial(_framed_bytes, newest, values)))
     except key_source.UnknownKeyError as exc:
         raise EncodeError(f"{kind.__name__}: {exc}") from exc
@@ -85,8 +86,8 @@ SEALED = "sealed"
 
 
 def _tail(sealed: bytes) -> bytes:
-    """Return the end of a record: the length of `sealed` as an Avro long, and its bytes."""
-    left, length = len(sealed) << 1, bytearray()
+    """Return the end of a record: `sealed` as Avro has bytes that may be null, their branch, length and content."""
+    left, length = len(sealed) << 1, bytearray([2])
     while left > 127:
         length.append(left & 127 | 128)
         left >>= 7

@@ -20,7 +20,6 @@ from schemas.event_types import (
 )
 from schemas.message_types import Message, Tool
 from schemas.prompt_events import PromptUse, prompt_use_problems
-from schemas.tokens import Octets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ class Task:
     tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 def task_problems(task: Task) -> Iterator[str]:

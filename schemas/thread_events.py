@@ -11,7 +11,6 @@ from schemas import json_text
 from schemas.event_types import MIB, Int, Millis, Personal, PersonalJson, Sealed, Subject
 from schemas.message_types import Message, Tool
 from schemas.task_events import Sampling
-from schemas.tokens import Octets
 
 MemoryKind = Literal["put", "deleted", "skipped", "failed"]
 ThreadKind = Literal[
@@ -62,7 +61,7 @@ class MemoryEvent:
     rule: Annotated[str | None, "prompt NAME@VERSION, or function MODULE:NAME and the sha256 of its file"] = None
     item_turn: Annotated[str | None, "turn_id of the call that the prompt made; null: there was none"] = None
     error: Annotated[str | None, "failed: why nothing was put", Personal] = None
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +172,7 @@ class ThreadEvent:
     tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call; its metadata has the server's"] = ()
     waits: Annotated[tuple[PausedCall, ...], "run_paused: the calls that wait"] = ()
     decisions: Annotated[tuple[CallDecision, ...], "run_resumed: what a person decided"] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 RUN_TASK, PROGRAM_RUN = "run_task", "program_run"

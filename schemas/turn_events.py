@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from schemas.event_types import MIB, Continuity, Int, Millis, Personal, Purpose, Sealed, Subject, derive_id
 from schemas.message_types import Message, Tool
 from schemas.task_events import AgentProgram, Observed, RewardSource, Sampling
-from schemas.tokens import Logprobs, Octets, TokenIds
+from schemas.tokens import Logprobs, TokenIds
 
 Protocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
@@ -82,7 +82,7 @@ class Turn:
     messages: Annotated[tuple[Message, ...], "behind the parent's messages and its reply"] = ()
     tools: Annotated[tuple[Tool, ...], "without a parent: what may be called; a parent's hold for its children"] = ()
     ignored: Annotated[tuple[str, ...], "parameters of the request that had no effect"] = ()
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class TrajectoryEvent:
         str | None, "ended, to serve: what its program printed, or the agent said that it was handed to", Personal
     ] = None
     reason: Annotated[str, Personal]
-    sealed: Sealed = Octets()
+    sealed: Sealed = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ add_routes(
 @output_option
 @pass_call
 def balance(call: AppContext, source: Path, target: Path, terms: str | None, pairs: bool, output: Output) -> None:
-    """Write a file of rows with a swapped copy of each row that has a term."""
+    """Write rows, each with a term followed by a swapped copy."""
     from plugins.guardrails.bias.balanced_rows import balance_file
     from plugins.guardrails.guardrail_settings import Guardrails
     from streams import output as show

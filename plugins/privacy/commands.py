@@ -44,7 +44,7 @@ add_routes(
         ),
         "finish": RouteCommand(
             "finish_erasures",
-            "Delete the keys that are due, and those that a backup brought back.",
+            "Delete keys that are due, or that a backup brought back.",
             columns=COLUMNS,
         ),
         "list": RouteCommand(
@@ -59,7 +59,10 @@ add_routes(
 @reason_option
 @pass_call
 def privacy_export(call: AppContext, person: str, reason: str) -> None:
-    """Print all records of a person as lines of JSON; that they were given out is recorded."""
+    """Print all records of a person as lines of JSON.
+
+    An event records that they were given out.
+    """
     from plugins.privacy.erasure_log import ErasureLog
     from plugins.privacy.person_records import records_of
     from streams import output as show
@@ -77,7 +80,9 @@ def privacy_export(call: AppContext, person: str, reason: str) -> None:
 @output_option
 @pass_call
 def privacy_versions(call: AppContext, person: str, output: Output) -> None:
-    """List the versions that learnt from a person, and those that descend from them.
+    """List the versions that learnt from a person.
+
+    Those that descend from them are in the list, too.
 
     Deleting a key untrains none of them. Later answers of these policies were sampled by weights that had learnt from
     the person, so what was trained on those is listed as descending.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from streams.observability.trace_context import Context
     from streams.output import Output
     from streams.stages.tasks.submit import Submitted
+
+
+OF_A_PERSON = ("subject", "sealed")
+"""Fields of a task that no line has: a line names its `user`."""
 
 
 @click.group()
@@ -152,7 +157,8 @@ def tasks_generate(
         _show_submitted(call, stage.submit(call.settings_to_write, generated, under=_trace()), {}, output)
     elif output == "jsonl":
         for task in generated:
-            print(show.json_line(task), flush=True)
+            line = {field.name: getattr(task, field.name) for field in fields(task) if field.name not in OF_A_PERSON}
+            print(show.json_line(line), flush=True)
     else:
         columns = [
             show.Column("task", lambda task: task.task_id[:8]),

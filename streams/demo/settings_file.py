@@ -40,6 +40,9 @@ def leave_settings(config: Path) -> bool:
 
 def finds_settings(config: Path) -> bool:
     """Return whether a command typed in this folder without --config uses the settings in `config`."""
+    local_file = Path(CONFIG_FILE)
+    if ENV_CONFIG not in os.environ and is_of_run(local_file) and local_file.read_text() == _for_this_folder(config):
+        return True  # also where one of them has paths from the root
     try:
         return load() == load(file=config)
     except SettingsError:

@@ -341,7 +341,7 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
         (["adapters", "list", "demo"], "unexpected extra argument (demo); did you mean --policy demo?"),
         (["reproduce", "v9"], "unexpected extra argument (v9); did you mean --version v9?"),
         (["reproduce", "v9", "10"], "unexpected extra arguments (v9 10); did you mean --version v9?"),
-        (["adapters", "promote", "9"], "Missing option '--version'. Version to decide about"),
+        (["adapters", "promote", "9"], "Missing option '--reason'. Why; it is recorded"),
         (["adapters", "show", "nine"], "'nine' is no version; give its number, such as 20 or v20"),
         (["adapters", "show", "-1"], "No such option"),
         (["up", "--epochs", "1.5"], "'1.5' is not a whole number, at least 1"),

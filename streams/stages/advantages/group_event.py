@@ -211,7 +211,7 @@ def assemble(
         "left_out": [
             {"slot": left.slot, "response_id": left.response_id, "reason": left.reason} for left in effect.left_out
         ],
-        "sealed": b"",
+        "sealed": None,
     }
 
 

@@ -183,7 +183,7 @@ public final class GroupJoin {
             return number() == 1;
         }
 
-        /** Skip created_at, traceparent and metadata. */
+        /** Skip created_at, traceparent, metadata and subject. */
         void skipEnvelope() {
             number();
             if (isPresent()) {
@@ -198,6 +198,9 @@ public final class GroupJoin {
                     skipText();
                     skipText();
                 }
+            }
+            if (isPresent()) {
+                skipText();
             }
         }
     }

@@ -34,7 +34,7 @@ from streams.settings.model import Guard, Scoring
 from streams.stages.rollouts import guard
 from tests.support import factories
 
-SCORING = Scoring(modules="tests.plugins.guardrails.biased_scorer")
+SCORING = Scoring(modules="tests.plugins.guardrails.biased_scorer, .")
 BIASED = "tests.plugins.guardrails.biased_scorer:biased"
 JOBS = ("nurse", "welder", "clerk", "pilot")
 SUITE = "hiring@1f3c9a2b"
