@@ -14,6 +14,7 @@ from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.avro_schema import Shape, shapes
@@ -69,6 +70,7 @@ def _field_values(event: Any, column: pa.Array, name: str) -> list[Any]:
 
 def _per_token(shape: Shape, column: pa.Array) -> list[bytes]:
     items, ends = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy() * shape.base.BYTES
+    items = items.astype(np.uint8) if items.itemsize != shape.base.BYTES else items
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(items)]
     return _list(pa.Array.from_buffers(pa.binary(), len(column), buffers))  # type: ignore[no-any-return]
 

@@ -33,7 +33,7 @@ _ITEMS = {
     TokenIds.LAYOUT: pa.int32(),
     Logprobs.LAYOUT: pa.float32(),
     LossMask.LAYOUT: pa.bool_(),
-    Octets.LAYOUT: pa.uint8(),
+    Octets.LAYOUT: pa.int16(),  # Delta has no unsigned numbers
 }
 
 
@@ -127,7 +127,8 @@ def _items(column: pa.StringArray, kind: pa.ListType, mask: pa.Array | None) -> 
     """Return bytes that were read as texts as lists of their values per token, over the same memory."""
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets or b"\0" * 4, np.int32)[column.offset : column.offset + len(column) + 1]
-    stored = np.dtype(np.uint8) if kind.value_type == pa.bool_() else np.dtype(kind.value_type.to_pandas_dtype())
+    of_bytes = kind.value_type in (pa.bool_(), _ITEMS[Octets.LAYOUT])
+    stored = np.dtype(np.uint8) if of_bytes else np.dtype(kind.value_type.to_pandas_dtype())
     if ((ends - ends[0]) % stored.itemsize).any():
         raise pa.ArrowInvalid(f"a length is no multiple of {stored.itemsize}")
     items = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
@@ -136,7 +137,7 @@ def _items(column: pa.StringArray, kind: pa.ListType, mask: pa.Array | None) -> 
             raise pa.ArrowInvalid("a mask is neither 0 nor 1")
         stored = np.dtype(np.bool_)
     lists = pa.array((ends - ends[0]) // stored.itemsize, pa.int32())
-    return pa.ListArray.from_arrays(lists, pa.array(items.view(stored)), mask=mask)
+    return pa.ListArray.from_arrays(lists, pa.array(items.view(stored), kind.value_type), mask=mask)
 
 
 def as_encodable(column: pa.Array, node: Any) -> pa.Array:
@@ -168,7 +169,7 @@ def _join(column: pa.ListArray) -> pa.StringArray:
     """Return lists of values per token as the texts that pyruhvro uses for bytes: the inverse of `_items`."""
     offsets = np.asarray(column.offsets)
     values = column.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0])).to_numpy(zero_copy_only=False)
-    values = values.astype(np.uint8) if values.dtype == np.bool_ else values
+    values = values.astype(np.uint8) if values.dtype in (np.bool_, np.int16) else values
     ends = ((offsets - offsets[0]) * values.dtype.itemsize).astype(np.int32)
     whole = pa.py_buffer(np.ascontiguousarray(values))
     texts = pa.StringArray.from_buffers(len(column), pa.py_buffer(ends), whole)
