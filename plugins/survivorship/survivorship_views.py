@@ -12,17 +12,10 @@ Not covered: answers of tasks that were never sampled.
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
+from streams.tools.query.views import CUT
 from streams.topics.shape import NO_TENANT
 
-CUT = """
-WITH cut AS MATERIALIZED (
-    SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset, _timestamp
-    FROM (FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
-), made AS (
-    SELECT _partition, _offset, adapter_version, coalesce(trained_batches, adapter_version) AS taken,
-        unnest(members) AS m
-    FROM whole.groups
-), trained AS MATERIALIZED (
+TRAINED = """, trained AS MATERIALIZED (
     SELECT cut.*, adapter_version, taken, m.response_id, m."partition" AS response_partition,
         m."offset" AS response_offset
     FROM cut JOIN made ON made._partition = groups_partition AND made._offset = group_offset
@@ -79,13 +72,14 @@ SELECT policy, sequence AS batch, count(DISTINCT group_offset) AS groups, count(
 FROM aged SEMI JOIN batches USING (_partition, _offset)
 GROUP BY policy, sequence, _partition, _offset, _timestamp ORDER BY policy, batch
 """
+BATCHED = "WITH " + CUT + TRAINED
 VIEWS = (
     SqlView(
         "survivorship",
         "responses",
         "one row per policy and measure: all answers to train tasks, against those in a batch",
         NO_TENANT,
-        CUT + SURVIVORSHIP,
+        BATCHED + SURVIVORSHIP,
         ("tasks", "groups", "batches"),
     ),
     SqlView(
@@ -93,7 +87,7 @@ VIEWS = (
         "batches",
         "one row per batch: how many versions old its answers are, and the most that one conversation spans",
         NO_TENANT,
-        CUT + STALENESS,
+        BATCHED + STALENESS,
         ("groups", "responses", "turns"),
     ),
 )

@@ -121,6 +121,9 @@ def up(
 
 def _read(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:
     """Return the tasks of a file, and say what became of its rows. Raises as `read_tasks`."""
+    from streams.kafka.subject_keys import use_keys
+
+    use_keys(settings)  # a line may name a person
     checked = read_tasks(settings, file, reading)
     click.echo(f"{file}: {checked.rows}", err=True)
     return tuple(checked.tasks)

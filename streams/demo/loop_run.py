@@ -42,6 +42,7 @@ from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
+from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import LABELS
 from streams.plugins.installed import plugin_entries
 from streams.plugins.plugin import Companion
@@ -171,6 +172,7 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
         folder_of(settings.model.base)
     with _log(plan, settings, console) as bootstrap:
         settings = plan.settings(bootstrap)
+        use_keys(settings)
         config = save(settings, plan.folder, by=plan.by)
         leave_settings(config)
         admin.apply_topics(settings)

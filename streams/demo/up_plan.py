@@ -24,7 +24,6 @@ from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka.node import process as node
 from streams.kafka.node.config import read_node
-from streams.kafka.subject_keys import use_keys
 from streams.settings.load import BOOTSTRAP, UP_FOLDER, load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
@@ -109,9 +108,7 @@ class UpPlan(Plan):
         open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
         named = [] if self.model is None else [f"model.base={self.model}"]
         address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]
-        settings = load(file=self.file, overrides=[*open_keys, *self.overrides, *named, *address])
-        use_keys(settings)
-        return settings
+        return load(file=self.file, overrides=[*open_keys, *self.overrides, *named, *address])
 
     def tasks(self, settings: Settings, progress: Progress) -> PlannedTasks:
         """Return the tasks that are not in the log yet, in their order.

@@ -72,6 +72,14 @@ class TermSwaps:
         """Return a text with the counterpart of each term."""
         return self._pattern.sub(self._counterpart_of, text)
 
+    def swap_value(self, value: Any) -> Any:
+        """Return JSON data with the counterparts in its texts."""
+        if isinstance(value, str):
+            return self.swap(value)
+        if isinstance(value, list):
+            return [self.swap_value(part) for part in value]
+        return {name: self.swap_value(part) for name, part in value.items()} if isinstance(value, dict) else value
+
     def is_first(self, text: str) -> bool | None:
         """Return whether the first term of a text is the first of its pair; None: it has no term."""
         match = self._pattern.search(text)
@@ -101,16 +109,9 @@ class TermSwaps:
     def _swap_json(self, text: str) -> str:
         """Return JSON with the counterparts in its strings; what is no JSON stays."""
         try:
-            return json.dumps(self._swap_value(json_text.parse(text)), ensure_ascii=False)
+            return json.dumps(self.swap_value(json_text.parse(text)), ensure_ascii=False)
         except ValueError:
             return text
-
-    def _swap_value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.swap(value)
-        if isinstance(value, list):
-            return [self._swap_value(part) for part in value]
-        return {name: self._swap_value(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 class SwappedScorer(ScorerOptions):

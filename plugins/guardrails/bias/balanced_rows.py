@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plugins.guardrails.bias.counterfactual import FIRST, SECOND
-from schemas import json_text
+from streams.arrow.file_rows import fields_of, json_lines
 from streams.errors import EventError
 from streams.scorers.term_swaps import TermSwaps
 
@@ -40,7 +40,7 @@ def balance_file(source: Path, target: Path, swaps: TermSwaps, *, as_pairs: bool
     balanced = [*balance(rows, swaps, as_pairs=as_pairs)]
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in balanced)
     target.write_text(text, encoding="utf-8")
-    copies = sum(_first_text(row, swaps) is not None for row in rows)
+    copies = len(balanced) // 2 if as_pairs else len(balanced) - len(rows)
     return BalancedRows(len(rows), copies, len(balanced))
 
 
@@ -54,7 +54,7 @@ def balance(
             if not as_pairs:
                 yield row
             continue
-        copy = {name: part if name in NO_TEXT else _swap(part, swaps) for name, part in row.items()}
+        copy = {name: part if name in NO_TEXT else swaps.swap_value(part) for name, part in row.items()}
         copy |= {name: f"{row[name]}{COPY}" for name in ("task_id", "id") if name in row}
         if not as_pairs:
             yield row
@@ -80,22 +80,10 @@ def _texts(part: Any) -> Iterator[str]:
             yield from _texts(child)
 
 
-def _swap(part: Any, swaps: TermSwaps) -> Any:
-    if isinstance(part, str):
-        return swaps.swap(part)
-    if isinstance(part, list):
-        return [_swap(child, swaps) for child in part]
-    return {name: _swap(child, swaps) for name, child in part.items()} if isinstance(part, dict) else part
-
-
 def _rows(source: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(source.read_text(encoding="utf-8-sig").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json_text.parse(line)
-        except ValueError as exc:
-            raise EventError(f"{source}: line {number}: {exc}") from exc
-        if not isinstance(row, dict):
-            raise EventError(f"{source}: line {number} is no JSON object")
-        yield row
+    with source.open("rb") as lines:
+        for number, row in json_lines(lines, source):
+            try:
+                yield fields_of(row)
+            except ValueError as exc:
+                raise EventError(f"{source}:{number}: {exc}") from exc

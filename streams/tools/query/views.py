@@ -114,15 +114,19 @@ WITH RECURSIVE numbered AS MATERIALIZED (
 )
 """
 """Since which event each version exists: its first `trained` after that of the version before it."""
+CUT = """cut AS (
+    SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset, _timestamp
+    FROM (FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
+), made AS (
+    SELECT _partition, _offset, group_id, task_id, adapter_version, coalesce(trained_batches, adapter_version) AS taken,
+        unnest(members) AS m
+    FROM whole.groups
+)"""
+"""Each group of each batch, and each response of each group."""
 LINEAGE = """, steps AS (
     SELECT policy, version, last_batch, _partition, _offset
     FROM numbered SEMI JOIN known ON known.policy = numbered.policy AND n = known_from
     SEMI JOIN adapters USING (_partition, _offset)
-), cut AS (
-    SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset FROM (
-        FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
-), made AS (
-    SELECT _partition, _offset, group_id, task_id, adapter_version, unnest(members) AS m FROM whole.groups
 )
 SELECT
     a.policy, a.version, b.sequence AS batch, g.group_id, g.task_id, g.adapter_version AS sampled_by,
@@ -242,7 +246,7 @@ JOINS = (
     ),
     SqlView(
         "lineage", "adapters", "adapter version <- batch <- group <- response, one row per response of its step",
-        NO_TENANT, KNOWN_VERSIONS + LINEAGE, ("batches", "groups"),
+        NO_TENANT, KNOWN_VERSIONS + ", " + CUT + LINEAGE, ("batches", "groups"),
     ),
     SqlView(
         "spans", "groups", "one row per turn of a grouped response, with its credit", NO_TENANT, SPANS, ("responses",)
