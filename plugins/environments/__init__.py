@@ -16,5 +16,6 @@ PLUGIN = Plugin(
     },
     line_steps={"environment": "plugins.environments.environment_step:EnvironmentStep"},
     episodes="plugins.environments.episode_player:EnvironmentPlayer",
+    faults={"environment": "environments.dead_share"},
     generators="plugins.environments.episode_tasks:GENERATORS",
 )

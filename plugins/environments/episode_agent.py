@@ -9,6 +9,7 @@ environment that raises, hangs or is missing ends its own run, with the reason, 
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from pydantic import SecretStr
 from plugins.agents.runs.agent_process import ProgramRun
 from plugins.agents.runs.agent_runner import AgentWork
 from plugins.agents.runs.connection_pool import KeptAlive
+from plugins.environments.dying_environment import DyingEnvironment
 from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
 from plugins.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from plugins.environments.episodes.running_episode import LiveEpisode
@@ -37,9 +39,11 @@ class EpisodeAgent:
         *,
         time_limit_s: float,
         key: SecretStr | None = None,
+        dead_share: float = 0.0,
     ) -> None:
         """`opens` returns an environment of one episode, or raises EpisodeError. Raises SettingsError for `server`."""
         self._http, self._opens, self._time_limit_s = KeptAlive(server, key), opens, time_limit_s
+        self._dead_share = dead_share
 
     def close(self) -> None:
         """Close its connections; no run is in progress any more."""
@@ -51,7 +55,10 @@ class EpisodeAgent:
         if start is None:
             return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
         try:
-            episode = LiveEpisode(self._opens(start), start.name, start.seed, task.max_turns or 1)
+            environment = self._opens(start)
+            if task.purpose == "train" and random.random() < self._dead_share:  # noqa: S311 - a trial
+                environment = DyingEnvironment(environment)
+            episode = LiveEpisode(environment, start.name, start.seed, task.max_turns or 1)
             first = episode.begin()
         except EpisodeError as exc:
             return _fails(f"{exc.reason}: {exc}")

@@ -59,7 +59,10 @@ class EnvironmentPlayer:
         """Yield the work of an agent that plays episodes. Raises SettingsError for `server`."""
         from plugins.environments.episode_agent import EpisodeAgent
 
-        with closing(EnvironmentPool(settings.of_plugin(Environments), settings)) as pool:
-            player = EpisodeAgent(server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key)
+        own = settings.of_plugin(Environments)
+        with closing(EnvironmentPool(own, settings)) as pool:
+            player = EpisodeAgent(
+                server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key, dead_share=own.dead_share
+            )
             with closing(player):
                 yield player.work

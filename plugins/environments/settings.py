@@ -32,6 +32,9 @@ class Environments(Section):
     variables: str = Field("", pattern=r"^[\w, ]*$", description=VARIABLES)
     timeout_s: float = Field(10.0, gt=0, description="time limit for one reset or step, seconds")
     memory_mib: int = Field(2048, ge=64, description="memory limit of a process, MiB")
+    dead_share: float = Field(
+        0.0, ge=0, le=1, description="share of episodes of train tasks that are made to fail on the way, for trials"
+    )
     network: bool = Field(False, description="whether environments may open connections")
 
     @property

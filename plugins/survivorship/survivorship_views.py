@@ -12,6 +12,7 @@ Not covered: answers of tasks that were never sampled.
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
+from streams.tools.query.view_list import ViewList
 from streams.tools.query.views import CUT
 from streams.topics.shape import NO_TENANT
 
@@ -91,3 +92,23 @@ VIEWS = (
         ("groups", "responses", "turns"),
     ),
 )
+LISTS = (
+    ViewList(
+        "survivorship",
+        "Sampled and trained on",
+        "survivorship",
+        ("policy", "measure", "sampled", "trained", "sampled_mean", "trained_mean", "untrained_mean", "z", "differs"),
+        filters=("policy",),
+    ),
+    ViewList(
+        "staleness",
+        "How old trained answers were",
+        "staleness",
+        (
+            "policy", "batch", "groups", "responses", "known_share", "mean_age", "token_mean_age", "oldest_age",
+            "oldest_version", "newest_version", "longest_span",
+        ),
+        order="policy, batch DESC",
+        filters=("policy",),
+    ),
+)  # fmt: skip

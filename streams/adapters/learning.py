@@ -47,6 +47,8 @@ class GroupFacts:
 def facts_of(group: AdvantagedGroup) -> GroupFacts:
     """Return a group's figures about learning."""
     reasons = [slot.reason for slot in group.left_out]
+    if group.dropped_reason not in (None, "unscored"):  # the slots say why nothing was scored
+        reasons.insert(0, group.dropped_reason)
     return GroupFacts(
         task_id=group.task_id,
         version=group.adapter_version,
@@ -56,7 +58,7 @@ def facts_of(group: AdvantagedGroup) -> GroupFacts:
         cut=sum(response.finish_reason == "length" for response in group.responses),
         max_tokens=group.sampling.max_tokens,
         places=tuple((response.partition, response.offset) for response in group.responses),
-        reasons=tuple(reasons if group.dropped_reason is None else [group.dropped_reason, *reasons]),
+        reasons=tuple(reasons),
     )
 
 

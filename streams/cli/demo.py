@@ -20,10 +20,9 @@ from streams.errors import StreamwardError
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
 @click.option(
     "--task",
-    default="sums",
-    show_default=True,
     metavar="NAME",
-    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
+    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.  "
+    "[default: sums; with --break calculator]",
 )
 @click.option(
     "--options",
@@ -39,6 +38,13 @@ from streams.errors import StreamwardError
     show_default=True,
     help="The engine that answers. vllm starts a server (see make setup-vllm), or --set policy.servers names one. The "
     "scripted engine has no weights, so nothing is trained.",
+)
+@click.option(
+    "--break",
+    "breaks",
+    multiple=True,
+    metavar="PART=SHARE",
+    help="Let this share of a part fail, to see what the run makes of it, as environment=0.9.",
 )
 @click.option("--fresh", is_flag=True, help="Start over: delete the log, the adapters and the checkpoints.")
 @click.option(
@@ -57,6 +63,8 @@ def demo(
     /,
     output: str,
     options: str,
+    breaks: tuple[str, ...],
+    task: str | None,
     **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
@@ -71,9 +79,10 @@ def demo(
     family_options = json_object(options, "--options")
     plan = loop.DemoOptions(
         **chosen,
+        task=task or ("calculator" if breaks else "sums"),
         options=family_options,
         config=call.config,
-        overrides=call.overrides,
+        overrides=(*call.overrides, *map(loop.fault, breaks)),
     )
     result = loop.run(plan, console)
     if output == "json":

@@ -26,6 +26,7 @@ from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka import times
 from streams.kafka.node import process as broker
+from streams.plugins.installed import plugin_entries
 from streams.processes.child import free_port
 from streams.settings.load import load, load_with_origins
 from streams.settings.model import Settings
@@ -141,6 +142,15 @@ class DemoOptions(Plan):
         if self.options:
             words += ["--options", json.dumps(dict(self.options))]
         return words
+
+
+def fault(text: str) -> str:
+    """Return the setting of `PART=SHARE`. Raises SettingsError for a part that no plugin breaks."""
+    part, _, share = text.partition("=")
+    faults = plugin_entries(lambda plugin: plugin.faults, "part to break", ())
+    if part not in faults:
+        raise SettingsError(f"--break {text}: expected PART=SHARE with one of {', '.join(faults) or 'no part'}")
+    return f"{faults[part][1]}={share}"
 
 
 def check(options: DemoOptions) -> None:

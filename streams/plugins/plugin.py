@@ -18,7 +18,7 @@ from streams.errors import SettingsError
 from streams.references import is_reference
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_NO_REFERENCES = ("name", "requires", "actions", "controllers", "groups", "metadata")
+_NO_REFERENCES = ("name", "requires", "actions", "controllers", "faults", "groups", "metadata")
 """Fields of a declaration that name no code."""
 _ACTION = re.compile(r"[a-z][a-z_]*\.[a-z][a-z_]*")
 _GROUP = re.compile(r"[a-z][a-z_]*-")
@@ -176,6 +176,8 @@ class Plugin:
     """Sets of tools that MCP offers, at /mcp/NAME, by name: `module:name` of a ToolBox (gateway/mcp/toolbox.py)."""
     controllers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Processes of a loop that waits for other work (`up` without tasks), by name: the words of their commands."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Parts that `demo --break PART=SHARE` breaks: the setting, by dotted key, that has the share."""
     groups: tuple[str, ...] = ()
     """What the names of its consumer groups begin with, as `curate-`; no tenant's name does."""
     extends: Mapping[str, str] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def grouped(task: Task, responses: list[Response], version: int) -> AdvantagedGr
     )  # fmt: skip
     slots = {response.slot for response in responses}
     left = tuple(LeftOut(slot=slot, reason="response_failed") for slot in range(SIZE) if slot not in slots)
-    dropped = None if len(members) > 1 else "too_few_scored"
+    dropped = None if len(members) > 1 else "too_few_scored" if members else "unscored"
     return group(
         task_id=task.task_id, adapter_version=version, group_size=SIZE, sampling=task.sampling, left_out=left,
         responses=members if dropped is None else (), dropped_reason=dropped,

@@ -127,6 +127,7 @@ def held_out_sql(policy: str) -> str:
     """Return the statement of the held-out scores: one row per version and suite, the newest of each."""
     return f"""
 SELECT suite, version, metrics['exact'] AS exact, metrics['mean_reward'] AS mean_reward,
+    metrics['success_low'] AS success_low, metrics['success_high'] AS success_high,
     metrics['mean_reward_low'] AS reward_low, metrics['mean_reward_high'] AS reward_high,
     TRY_CAST(metrics['n'] AS BIGINT) AS n, epoch_ms(_timestamp) AS time_ms, _partition, _offset
 FROM adapters WHERE policy = {literal(policy)} AND kind = 'evaluated'
@@ -199,8 +200,7 @@ def _score_lines(log: LogSnapshot, policy: str) -> Lines:
 
 
 def _share_point(row: Row) -> CurvePoint:
-    low, high = wilson(row["exact"], row["n"] or 0)
-    return CurvePoint(row["version"], row["exact"], low, high, row["time_ms"])
+    return CurvePoint(row["version"], row["exact"], *share_bounds(row), row["time_ms"])
 
 
 def _suite_reward_lines(log: LogSnapshot, policy: str) -> Lines:
@@ -334,12 +334,19 @@ def suite_scores(log: LogSnapshot, policy: str) -> list[Row]:
     return log.recall(f"held out {policy}", lambda: log.rows(held_out_sql(policy)), from_log=True)
 
 
+def share_bounds(row: Row) -> tuple[float, float]:
+    """Return the interval of a suite's share of right answers: as recorded, which counts questions, not answers."""
+    if row["success_low"] is None:
+        return wilson(row["exact"], row["n"] or 0)
+    return row["success_low"], row["success_high"]
+
+
 def read_trend(log: LogSnapshot, policy: str) -> str:
     """Return how the scores on the suite that was asked last went, in a sentence; empty without two of them."""
     rows = [row for row in suite_scores(log, policy) if row["exact"] is not None]
     newest = max(rows, key=lambda row: row["time_ms"], default={"suite": None})["suite"]
     of_suite = [row for row in rows if row["suite"] == newest]
-    return trend_text({row["version"]: (row["exact"], wilson(row["exact"], row["n"] or 0).low) for row in of_suite})
+    return trend_text({row["version"]: (row["exact"], share_bounds(row)[0]) for row in of_suite})
 
 
 def read_sections(log: LogSnapshot, policy: str, *, compares: bool = False) -> list[ChartSection]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from plugins.page.views.curves import suite_scores, suite_title, train_groups
+from plugins.page.views.curves import share_bounds, suite_scores, suite_title, train_groups
 from plugins.page.views.group_list import groups_at
 from plugins.page.views.policy_versions import numbers_sql, version_rows
 from plugins.page.views.question_flips import HeldOutQuestion, QuestionOutcome, read_pair
 from streams.errors import NotFoundError
-from streams.evaluation.intervals import wilson
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogSnapshot, Row
 
@@ -114,7 +113,7 @@ def compare_versions(log: LogSnapshot, policy: str, before: int | None, after: i
 
 def _figures(version: int, row: Row, score: Row | None) -> VersionFigures:
     exact, count = (None, None) if score is None else (score["exact"], score["n"])
-    low, high = (None, None) if exact is None or not count else wilson(exact, count)
+    low, high = (None, None) if score is None or exact is None or not count else share_bounds(score)
     return VersionFigures(version, row, exact, low, high, count)
 
 

@@ -48,14 +48,16 @@ class Countdown:
         return StepResult(observation, 0.25 * ok, self._left == 0, ok=ok, success=ok if self._left == 0 else None)
 
 
-def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, **changes: Any) -> TrajectoryEnd:
+def played(
+    url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, dead_share: float = 0, **changes: Any
+) -> TrajectoryEnd:
     """Play the episode of `seed` as the run of a task, and return how it ended."""
     start = EpisodeStart(name="countdown", seed=seed)
     whole: dict[str, Any] = {"policy": "sums", "environment": start, "max_turns": 8, "group_size": 2, "agent": "adder"}
     asked = task(**{"task_id": f"task-{name}"} | whole | changes)
     stop = threading.Event()
     with (
-        closing(EpisodeAgent(url, lambda _: environment, time_limit_s=60)) as agent,
+        closing(EpisodeAgent(url, lambda _: environment, time_limit_s=60, dead_share=dead_share)) as agent,
         closing(AgentServer(url, "adder", stop)) as server,
     ):
         work = agent.work(asked)
@@ -119,6 +121,16 @@ def test_an_environment_that_fails_is_the_end_of_its_run_and_of_nothing_else(
     [failed], [other] = (events(settings, Run(url, name, slot), Response) for slot in range(2))
     assert failed.error.startswith(f"failed: {reason}") and not failed.completion_token_ids
     assert other.error is None
+
+
+def test_episodes_that_are_made_to_fail_are_those_of_train_tasks_and_answer_with_an_error(
+    settings: Settings, url: str
+) -> None:
+    ends = [played(url, "dies", Countdown(), slot=slot, dead_share=1.0) for slot in range(2)]
+    assert {end.ending for end in ends} == {"failed"}
+    assert played(url, "asked", Countdown(), dead_share=1.0, purpose="eval").ending == "completed"
+    dead = [events(settings, Run(url, "dies", slot), Response)[0] for slot in range(2)]
+    assert all(one.error.startswith("failed: crashed: environments.dead_share") for one in dead)
 
 
 def test_an_environment_that_nobody_has_is_the_end_of_the_run(settings: Settings, url: str) -> None:

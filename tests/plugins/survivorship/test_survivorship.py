@@ -12,6 +12,7 @@ import pytest
 
 from schemas.events import Response
 from streams.settings.model import Settings
+from streams.tools.query.view_list import view_lists
 from tests.support import processes
 from tests.support.commands import invoke
 from tests.support.factories import batch, group, member, response, task, turn
@@ -104,3 +105,10 @@ def test_batches_say_how_old_their_answers_are(run: Settings) -> None:
     assert first["token_mean_age"] == pytest.approx(weighted)
     (only,) = rows_of(run, "staleness", "--from", "1")
     assert only == second, "a range is of batches"
+
+
+@pytest.mark.parametrize("name", ["survivorship", "staleness"])
+def test_the_lists_of_the_page_have_these_rows(run: Settings, name: str) -> None:
+    listed, rows = view_lists()[name], rows_of(run, view_lists()[name].statement({}))
+    assert rows and all({*row} == {*listed.columns} for row in rows)
+    assert len(rows) == len(rows_of(run, name))
