@@ -62,7 +62,8 @@ from plugins.page.views import (
 from plugins.page.views.answer_words import TURNS, AnswerWord, words_by_id
 from plugins.page.views.curves import OVER
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.tools.query.view_list import view_lists
+from streams.plugins.plugin import load_reference
+from streams.tools.query.view_list import RowDecision, view_lists
 from streams.tools.views import explanation, run_list
 from streams.tools.views.curve import Over
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView, Row
@@ -148,7 +149,16 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None, *, decid
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
         *page("/lists/{name}", "list.html", _list),
-        *page("/lists/{name}/{key:path}", "listed_row.html", by_path(plugin_list.find_listed_row)),
+        *(
+            route
+            for one in view_lists().values()
+            for route in page(
+                f"/lists/{one.name}/{{key:path}}",
+                "listed_row.html",
+                by_path(plugin_list.find_listed_row, name=one.name),
+                _decision_form(one.decision) if one.decision and decides else None,
+            )
+        ),
         *page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
         Mount("/static", StaticFiles(directory=STATIC)),
         *(
@@ -158,6 +168,10 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None, *, decid
             for route in routes(f"/{section.path}{shown.path}", partial(_of_section, renderer, shown), shown.form)
         ),
     ]
+
+
+def _decision_form(decision: RowDecision) -> PageForm:
+    return PageForm(decision.action, load_reference(decision.decide, f"{decision.button}: cannot be imported"))
 
 
 def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:

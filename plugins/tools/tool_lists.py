@@ -7,7 +7,7 @@ tools ──► the first event of each sequence ──► pinned and newest des
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
-from streams.tools.query.view_list import ListSection, ViewList
+from streams.tools.query.view_list import ListSection, RowDecision, ViewList
 
 _EFFECTIVE = """effective AS (
     FROM tools QUALIFY row_number() OVER (PARTITION BY tool_id, sequence ORDER BY _partition, _offset) = 1
@@ -78,6 +78,13 @@ LISTS = (
                 "tool_id = {key}",
                 "created_at DESC",
             ),
+        ),
+        decision=RowDecision(
+            "Accept the changed description",
+            waits="what_to_do",
+            expects="offered",
+            action="code.run",
+            decide="plugins.tools.accept_form:accept_posted",
         ),
     ),
 )

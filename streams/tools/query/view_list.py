@@ -14,6 +14,7 @@ from functools import cache
 from string import Formatter
 from typing import NamedTuple
 
+from streams.access.roles import Action
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
 from streams.plugins.installed import plugin_entries
@@ -35,6 +36,23 @@ class ListSection(NamedTuple):
         columns, condition = ", ".join(map(identifier, self.columns)), self.where.format(key=literal(key))
         order = self.order or identifier(self.columns[0])
         return f"SELECT {columns} FROM {identifier(self.view)} WHERE {condition} ORDER BY {order}"  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class RowDecision:
+    """What a person may decide on the page of a row, with a reason."""
+
+    button: str
+    """As `Accept this description`."""
+    waits: str
+    """The column that has a value while a decision is due."""
+    expects: str
+    """The column with what is decided about, as shown: it is sent as `expected`."""
+    action: Action
+    """What the role of a visitor has to allow."""
+    decide: str
+    """`module:name` of the function that does it, of a LogReader, a SentForm and the `key`. It raises
+    StreamwardError."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,7 @@ class ViewList:
     """Further columns of the view that this page shows."""
     sections: tuple[ListSection, ...] = ()
     """Its tables."""
+    decision: RowDecision | None = None
 
     def statement(self, chosen: Mapping[str, str], order: str | None = None) -> str:
         """Return the SQL of its rows with these values of filters; `order`: SQL, default: its own."""
