@@ -69,13 +69,14 @@ load: .venv/ready-test .venv-strangers/ready
 simulate: .venv/ready-test
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-# FAULT and SEED choose runs, and nothing else is written then; DRIVER is loop or mixed for other stream workers
+# FAULT and SEED choose runs, and nothing else is written then; DRIVER is loop or mixed for other stream workers, and
+# ARGS=--sealed seals all words
 FAULT ?=
 SEED ?=
 DRIVER ?=
 MINUTES ?= 60
 chaos: .venv/ready-test
-	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(DRIVER),--driver $(DRIVER)) $(if $(FAULT)$(SEED),,--write)
+	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(DRIVER),--driver $(DRIVER)) $(if $(FAULT)$(SEED)$(ARGS),,--write) $(ARGS)
 
 soak: .venv/ready-test
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--draw $(SEED))

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 
 import confluent_kafka as ck
 
-from schemas import serde
+from schemas import key_source, serde
 from schemas.events import Message, RewardSource, Sampling, Task, derive_id
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
@@ -31,6 +31,8 @@ State = Literal["sent", "acknowledged", "failed", "unknown"]
 SLOTS = 8
 RATE = 50.0
 """Tasks a second. Each makes 17 records: itself, and for each slot a response and a reward."""
+PERSONS = 20
+"""Persons whose words tasks are, if the world seals words."""
 
 
 class Ledger:
@@ -81,6 +83,11 @@ def a_task(seed: int, number: int, **changes: Any) -> Task:
         "messages": (Message(role="user", content=f"{number} + {seed} ="),),
     }
     return Task(**whole | changes)
+
+
+def person(number: int) -> str | None:
+    """Return whose words record `number` has; None: no words are sealed."""
+    return key_source.current().subject_of(None, f"person-{number % PERSONS}", None)
 
 
 class Load:
@@ -146,7 +153,7 @@ class Load:
             if due > 0:
                 self._producer.poll(min(due, 0.05))
                 continue
-            self._send(a_task(self.seed, self.sent, **self._special(self.sent)))
+            self._send(a_task(self.seed, self.sent, subject=person(self.sent), **self._special(self.sent)))
             self.sent += 1
         self.seconds = time.monotonic() - begun
         while len(self._producer) and not self._stopped.is_set():

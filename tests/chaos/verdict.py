@@ -19,10 +19,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from schemas import key_source
 from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
 from streams.kafka import admin
 from streams.kafka.record import encoded
+from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import topic_of
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
@@ -96,18 +98,21 @@ def judge(settings: Settings, states: Mapping[str, str], *, cut: bool, bad: Mapp
     complaints: list[str] = []
     accounts = Accounts.read(settings, bad or {})
     groups = Written(settings, AdvantagedGroup, accounts.bad)
-    answered = {group.task_id for group in groups.events.values() if not group.task_id.startswith(HOSTILE)}
+    ours = [group for group in groups.events.values() if not group.task_id.startswith(HOSTILE)]
+    answered = {group.task_id for group in ours}
+    if not isinstance(key_source.current(), key_source.NoKeys):
+        _complain(complaints, "groups that are not sealed", [group.task_id for group in ours if group.subject is None])
     lost = sorted({task_id for task_id, state in states.items() if state == "acknowledged"} - answered)
     strangers = sorted(answered - states.keys())
     _complain(complaints, "acknowledged tasks without a group", lost)
     _complain(complaints, "groups of tasks that nobody sent", strangers)
     report = Audit(settings, settled=True).look()
-    ours = [found for found in report.findings if str(found.at) not in accounts.about]
-    wrong = [f"{found.at} {found.what}" for found in ours if not found.accounted]
+    findings = [found for found in report.findings if str(found.at) not in accounts.about]
+    wrong = [f"{found.at} {found.what}" for found in findings if not found.accounted]
     _complain(complaints, "findings of the audit", wrong)
     _complain(complaints, "bad records without a dead letter or a reason", accounts.unexplained(report))
     complaints += [] if cut else recomputed(settings, groups, accounts.bad)
-    figures = Counter(found.category for found in ours)
+    figures = Counter(found.category for found in findings)
     return Verdict(
         groups=len(groups.events),
         lost=max(len(lost), figures["lost"]),
@@ -173,5 +178,6 @@ def _complain(complaints: list[str], what: str, names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    print(json.dumps(judge(load(), given["states"], cut=given["cut"], bad=given["bad"])._asdict()))
+    given, of_log = json.load(sys.stdin), load()
+    use_keys(of_log)
+    print(json.dumps(judge(of_log, given["states"], cut=given["cut"], bad=given["bad"])._asdict()))

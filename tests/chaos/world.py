@@ -27,10 +27,12 @@ from typing import Any, NamedTuple, Self
 
 import confluent_kafka as ck
 
+from schemas import key_source
 from streams.errors import LogError
 from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.record import TopicPartition
+from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import topics
 from streams.settings.load import build, to_env
 from streams.settings.model import Broker, Settings
@@ -88,6 +90,9 @@ class Process:
 class World:
     """Use as a context manager. `settings` is what the processes get, `direct` what the harness reads with."""
 
+    sealed = False
+    """Whether all words are sealed, with the key of a person each (docs/privacy.md)."""
+
     def __init__(
         self, folder: Path, overrides: Mapping[str, Any], *, stock: bool = False, driver: str = "faust"
     ) -> None:
@@ -132,6 +137,8 @@ class World:
                 process.popen.kill()
                 process.popen.wait()
         self.signal_broker(signal.SIGCONT)
+        if self.sealed:
+            key_source.use(key_source.NoKeys())
         self.stack.close()
 
     # --- the broker ---------------------------------------------------------------------------------------------------
@@ -154,9 +161,13 @@ class World:
             "trainer": {"checkpoints": self.folder / f"{prefix}checkpoints"},
             "broker": {"data_dir": self.folder / "kafka"},
         }
+        if self.sealed:
+            tree["privacy"] = {"key_folder": str(self.folder / "keys"), "seal": "all"}
         for section, values in self._overrides.items():
             tree[section] = {**tree.get(section, {}), **values}
         self.direct = build(tree)
+        if self.sealed:
+            use_keys(self.direct)
         self.reads |= self.answered_by()
         kafka = self.direct.kafka.model_copy(update={"bootstrap": for_processes or direct})
         self.settings = self.direct.model_copy(update={"kafka": kafka})

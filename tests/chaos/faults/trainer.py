@@ -28,6 +28,7 @@ from streams.settings.model import Model, Settings
 from streams.tools.replay import driver
 from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
+from tests.chaos.load import person
 from tests.chaos.matrix import FAULTS, Fault, Line, exits, healed
 from tests.chaos.world import World
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
@@ -109,7 +110,7 @@ def _preload(settings: Settings, base: Base, seed: int) -> None:
     digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
     with Producer(settings) as producer:
         for number in range(BATCHES * PER_BATCH):
-            producer.send(tiny_group(model, 1000 * seed + number, **digests))
+            producer.send(tiny_group(model, 1000 * seed + number, subject=person(number), **digests))
         producer.flush()
         for made in driver.cut(settings, admin.read_topic(settings, "groups")):
             assert isinstance(made, Batch), made
