@@ -48,7 +48,11 @@ FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls with results that its client sent as failed, a JSON array."""
 
 WITHHELD = "withheld"
-"""Metadata of a turn: the rule by which the rest of its answer was withheld. Its reply and its tokens end there."""
+"""Metadata of a turn: the rule by which the rest of its answer was withheld. Its reply and its tokens end there; of a
+response: the rule by which all of it was."""
+REDACTED, GIVEN_FINISH = "redacted", "finish_reason"
+"""Metadata of a turn: the first rule by which words of its reply were replaced, and how the answer ended. Its tokens
+end before those words."""
 
 CONTAMINATION_ALLOWED_BY = "contamination_allowed_by"
 """Metadata of a job and its tasks, a version or a data set: the user who allowed training on a suite's held-out

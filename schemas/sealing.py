@@ -26,8 +26,10 @@ from schemas.conventions import (
     CONVERSATION,
     CONVERSATION_TASKS,
     COST,
+    GIVEN_FINISH,
     PINNED,
     POLICY_LAG,
+    REDACTED,
     SELFPLAY_RUN,
     SELFPLAY_TASKS,
     SOURCE_SHA256,
@@ -36,6 +38,7 @@ from schemas.conventions import (
     THREAD_TASK,
     TOOL_IDS,
     WAITS_FOR,
+    WITHHELD,
 )
 from schemas.event_types import PersonalJson
 from schemas.events import ANSWERED_TASK, HANDOFF, PROGRAM_RUN, RUN_TASK
@@ -90,7 +93,7 @@ def _cipher(key: bytes) -> AESSIV:
 _kept_metadata = {
     *(POLICY_LAG, PINNED, THREAD, CONVERSATION, CONVERSATION_TASKS, THREAD_TASK, TASK_PARTS, WAITS_FOR, TOOL_IDS),
     *(*SOURCE_SHA256, COST, CONTAMINATION_ALLOWED_BY, SELFPLAY_RUN, SELFPLAY_TASKS),
-    *(RUN_TASK, PROGRAM_RUN, HANDOFF, ANSWERED_TASK),
+    *(RUN_TASK, PROGRAM_RUN, HANDOFF, ANSWERED_TASK, WITHHELD, REDACTED, GIVEN_FINISH),
     *("purpose", "suite", "suite_size", "suite_index", "success_reward", "epoch", "resubmitted_from"),
 }
 """Keys of metadata that the system writes, whose values say nothing of a person's words."""

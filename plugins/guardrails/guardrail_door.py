@@ -18,20 +18,37 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from plugins.guardrails.call_texts import CallText, call_texts, reply_calls, with_advice
+from plugins.guardrails.call_texts import (
+    CallText,
+    call_texts,
+    is_replaceable,
+    message_with,
+    reply_calls,
+    with_advice,
+    with_texts,
+)
 from plugins.guardrails.guardrail_metrics import VERDICTS
 from plugins.guardrails.guardrail_settings import Guardrails, strictest
 from plugins.guardrails.release_window import ReleaseWindow
-from plugins.guardrails.scanner import Finding, Scanner
+from plugins.guardrails.rules.answer_checks import VERSION, AnswerRules, answer_problems
+from plugins.guardrails.scanner import Finding, Scanner, redact, redact_json
 from schemas.events import Event, GuardrailMode, GuardrailPlace, GuardrailVerdict, Message, TextSpan, derive_id
 from streams.errors import CallError
 from streams.kafka import times
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.recording.call_guard import AnswerGuard, AnswerVerdict, CallAdmission, CallGuard, GuardedTurn
+from streams.stages.agents.recording.call_guard import (
+    AnswerGuard,
+    AnswerVerdict,
+    CallAdmission,
+    CallGuard,
+    GuardedTurn,
+    ReleasedText,
+)
 from streams.stages.agents.recording.calls import ModelCall
 
 log = logging.getLogger("streamward.guardrails")
@@ -67,6 +84,7 @@ class GuardrailDoor(CallGuard):
 
     def __init__(self, rule: Guardrails, scanner: Scanner, meter: Meter = OFF) -> None:
         self.rule, self.scanner, self._meter = rule, scanner, meter
+        self._answer_rules = rule.answer_rules
         self._scanned: OrderedDict[str, list[Finding]] = OrderedDict()
         self._recorded: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         """Agent, text and rule of the verdicts that were recorded."""
@@ -84,14 +102,16 @@ class GuardrailDoor(CallGuard):
         events = [event for text, findings in reviews for event in self.events(origin, text, findings)]
         if not any(findings for _, findings in reviews) and self.rule.record_passes:
             events.append(pass_event(origin))
-        blocked = [(text, finding) for text, findings in reviews for finding in findings if finding.verdict == "block"]
+        blocked = blocked_texts(reviews)
         if blocked and in_force == "block":
             text, finding = blocked[0]
             if not events:  # it was recorded before, and is refused again
                 events = [verdict_event(origin, text, finding)]
             problem = f"{text.path} is refused by {finding.rule}: {finding.reason}"
             return CallAdmission(call, events, CallError("content_filter", problem, text.path))
-        if in_force == "advise":
+        if in_force == "block":
+            call = with_texts(call, redacted_texts(reviews))
+        elif in_force == "advise":
             call = with_advice(
                 call,
                 (
@@ -112,7 +132,12 @@ class GuardrailDoor(CallGuard):
         origin = TextOrigin(
             "answer", call.agent_id, in_force, turn.turn_id, turn.policy, turn.trajectory_id, turn.turn_id, turn.task_id
         )
-        return GuardedAnswer(self, origin)
+        return GuardedAnswer(self, origin, self.checks(call.agent_id, call.messages))
+
+    def checks(self, agent_id: str, messages: Sequence[Message]) -> AnswerCheck | None:
+        """Return the check of an agent's answers to these messages; None: they may be anything."""
+        rules = (rules for pattern, rules in self._answer_rules if fnmatchcase(agent_id, pattern))
+        return None if (first := next(rules, None)) is None else AnswerCheck(first, self.scanner, messages)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -165,55 +190,114 @@ class GuardrailDoor(CallGuard):
         return reviews
 
 
+class AnswerCheck:
+    """The rules for the answer to a call (guardrails.validates). One that calls tools is not the last, and passes."""
+
+    def __init__(self, rules: AnswerRules, scanner: Scanner, messages: Sequence[Message]) -> None:
+        self._rules, self._scanner = rules, scanner
+        self._sources = [message.content for message in messages if message.role != "assistant"]
+        asked = max((n for n, message in enumerate(messages) if message.role == "user"), default=0)
+        self._tools = [call.name for message in messages[asked:] for call in message.tool_calls]
+        """Tools that were called since the user spoke last."""
+
+    def findings(self, reply: Message) -> list[Finding]:
+        """Return a finding for each rule that an answer breaks."""
+        if reply.tool_calls:
+            return []
+        problems = answer_problems(reply.content, self._rules, sources=self._sources, tools=self._tools)
+        return [problem_finding(problem, self._scanner) for problem in problems]
+
+
 class GuardedAnswer(AnswerGuard):
     """Looks at one answer."""
 
-    def __init__(self, door: GuardrailDoor, origin: TextOrigin) -> None:
-        self._door, self._origin = door, origin
+    def __init__(self, door: GuardrailDoor, origin: TextOrigin, check: AnswerCheck | None = None) -> None:
+        self._door, self._origin, self._check = door, origin, check
         self._blocks = origin.mode == "block"
         self._window = ReleaseWindow(door.scanner, door.rule.hold_back)
-        self._failure: Finding | None = None
 
-    def release(self, text: str) -> int:
-        """Return how many characters may leave: in mode block none that a finding may still reach, else all."""
+    def release(self, text: str) -> ReleasedText:
+        """Return what may leave: in mode block nothing that a finding may still reach, else all."""
         if not self._blocks:
-            return len(text)
-        if self._door.scanner.models:
-            return 0
+            return ReleasedText(text, len(text))
+        if self._door.scanner.models or self._check is not None:
+            return self._window.released
         return self._release(text, is_whole=False)
 
     async def finish(self, reply: Message) -> AnswerVerdict:
         """Return the verdict on the whole answer."""
-        text = CallText("answer.content", reply.content)
-        if self.withheld is not None and self._window.withheld is not None:
-            return AnswerVerdict(self._window.length, self._events([(text, [self._window.withheld])]))
-        texts = [*([text] if reply.content else []), *reply_calls(reply, "answer")]
-        reviews = await asyncio.to_thread(lambda: [(part, self._door.scan(part)) for part in texts])
+        text, before = CallText("answer.content", reply.content), self._window.released
+        if self._window.withheld is not None:
+            return self._cut(reply, before, self._events([(text, [self._window.withheld])]))
+        reviews = await asyncio.to_thread(self._look, reply, text)
         events = self._events(reviews)
         if not any(findings for _, findings in reviews) and self._door.rule.record_passes:
             events.append(pass_event(self._origin))
         if not self._blocks:
-            return AnswerVerdict(len(reply.content), events)
-        length = self._release(reply.content, is_whole=True)
-        blocked = [(part, finding) for part, findings in reviews for finding in findings if finding.verdict == "block"]
-        if self.withheld is None and blocked:  # in a tool call, by a model, or as a failure: of no place in the text
-            self.withheld, length = blocked[0][1].rule, 0
-        return AnswerVerdict(length, events)
+            return AnswerVerdict(reply, len(reply.content), events)
+        released = self._release(reply.content, is_whole=True)
+        if self.withheld is not None:
+            return self._cut(reply, released, events)
+        if blocked := blocked_texts(reviews):  # in a tool call, by a model, or as a failure: of no place in the text
+            self.withheld = blocked[0][1].rule
+            return self._cut(reply, before, events)
+        texts = redacted_texts(reviews) | {text.path: released.text}
+        if self.redacted is None and len(texts) > 1:
+            self.redacted = next(f.rule for _, findings in reviews for f in findings if f.is_redacted)
+        return AnswerVerdict(message_with(reply, "answer", texts), released.unchanged, events)
 
-    def _release(self, text: str, *, is_whole: bool) -> int:
+    def _look(self, reply: Message, text: CallText) -> list[tuple[CallText, list[Finding]]]:
+        """Return what is found in each text of an answer."""
+        texts = [*([text] if reply.content else []), *reply_calls(reply, "answer")]
+        reviews = [(part, self._door.scan(part)) for part in texts]
+        if self._check is not None and (problems := self._check.findings(reply)):
+            reviews.append((text, problems))
+        return reviews
+
+    def _cut(self, reply: Message, released: ReleasedText, events: list[Any]) -> AnswerVerdict:
+        return AnswerVerdict(Message(role=reply.role, content=released.text), released.unchanged, events)
+
+    def _release(self, text: str, *, is_whole: bool) -> ReleasedText:
         try:
-            length = self._window.release(text, is_whole=is_whole)
+            released = self._window.release(text, is_whole=is_whole)
         except Exception as exc:  # as in `GuardrailDoor.scan`, which also records it
             log.error("an answer could not be looked at: %s", type(exc).__name__)
-            if self._door.rule.on_failure == "open":
-                return len(text)
-            return 0
+            return self._window.pass_on(text, len(text) if self._door.rule.on_failure == "open" else 0)
         if self._window.withheld is not None:
             self.withheld = self._window.withheld.rule
-        return length
+        if self._window.redacted is not None:
+            self.redacted = self._window.redacted.rule
+        return released
 
     def _events(self, reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> list[Any]:
         return [event for text, findings in reviews for event in self._door.events(self._origin, text, findings)]
+
+
+def blocked_texts(reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> list[tuple[CallText, Finding]]:
+    """Return what is blocked: also words that are to be replaced where none can be, as in a name."""
+    return [
+        (text, finding)
+        for text, findings in reviews
+        for finding in findings
+        if finding.verdict == "block" or (finding.is_redacted and not is_replaceable(text.path))
+    ]
+
+
+def redacted_texts(reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> dict[str, str]:
+    """Return the texts in which words are replaced, by path."""
+    replaced = ((text, [finding for finding in findings if finding.is_redacted]) for text, findings in reviews)
+    return {
+        text.path: redact_json(text.text, findings) if text.path.endswith(".arguments") else redact(text.text, findings)
+        for text, findings in replaced
+        if findings
+    }
+
+
+def problem_finding(problem: str, scanner: Scanner | None = None) -> Finding:
+    """Return the finding of a sentence of `answer_problems`: a flag, or what the scanner's settings say."""
+    rule = f"{problem.partition(':')[0]}/{VERSION}"
+    verdict = "flag" if scanner is None else scanner.verdict(rule)
+    return Finding(kind="validation", rule=rule, verdict=verdict, reason=problem)
 
 
 def verdict_event(origin: TextOrigin, text: CallText, finding: Finding) -> GuardrailVerdict:
@@ -236,7 +320,7 @@ def verdict_event(origin: TextOrigin, text: CallText, finding: Finding) -> Guard
         spans=tuple(TextSpan(start=start, end=end) for start, end in finding.spans[:MOST_SPANS]),
         digest=key,
         score=finding.score,
-        reason=finding.reason,
+        reason=f"{finding.reason}, replaced" if finding.is_redacted and origin.mode == "block" else finding.reason,
     )
 
 

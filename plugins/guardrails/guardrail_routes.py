@@ -21,9 +21,9 @@ from gateway.http.body import Answer, Body, SecretBody
 from gateway.http.principal import DEFAULT_AGENT, tenant_of
 from gateway.http.route import OPENAI, REST
 from plugins.guardrails.call_texts import CallText
-from plugins.guardrails.guardrail_door import GuardrailDoor, TextOrigin, verdict_event
+from plugins.guardrails.guardrail_door import GuardrailDoor, TextOrigin, problem_finding, verdict_event
 from plugins.guardrails.guardrail_settings import Guardrails
-from plugins.guardrails.rules.answer_checks import VERSION, AnswerRules, answer_problems
+from plugins.guardrails.rules.answer_checks import AnswerRules, answer_problems
 from plugins.guardrails.scanner import Finding, Scanner, redact, verdict_of
 from plugins.guardrails.verdict_writer import VerdictWriter
 from schemas.events import GuardrailDecision, GuardrailKind, derive_id
@@ -191,10 +191,7 @@ class GuardrailRoutes:
             raise CallError("invalid", error["msg"].removeprefix("Value error, ")) from None
         except SettingsError as exc:
             raise CallError("unsupported", str(exc)) from None
-        findings = [
-            Finding(kind="validation", rule=f"{problem.partition(':')[0]}/{VERSION}", verdict="flag", reason=problem)
-            for problem in problems
-        ]
+        findings = [problem_finding(problem) for problem in problems]
         self._record(request, CallText("answer", body.answer), findings)
         return ValidatedAnswer(object="guardrail.validation", valid=not problems, problems=problems)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from plugins.guardrails.flow.flow_rule import FlowMode, FlowRule
 from plugins.guardrails.flow.tool_patterns import read_patterns
 from plugins.guardrails.rules.personal import NATIONAL_IDS
+from schemas import json_text
 from schemas.events import GuardrailMode
+from streams.errors import SettingsError
 from streams.scorers.term_swaps import read_terms
 from streams.settings.model import Section
+
+if TYPE_CHECKING:
+    from plugins.guardrails.rules.answer_checks import AnswerRules
 
 DoorMode = Literal["off", "monitor", "advise", "block"]
 _TOOLS = "comma separated patterns of TOOL or AGENT/TOOL"
@@ -37,6 +42,22 @@ class Guardrails(Section):
     blocks: str = Field(
         "secret,key,card,override,persona,prompt_leak,exfiltration",
         description="rules whose finding is a verdict of block; of any other it is flag; patterns by their names",
+    )
+    redacts: str = Field(
+        "",
+        description="rules of personal data, and patterns by their names: with mode block what they find in messages, "
+        "prompts, arguments of tools and answers is replaced by their name, as [email], and blocks nothing",
+    )
+    validates: str = Field(
+        "",
+        description="what answers have to be, as JSON by agent, the first match counts: "
+        '{"acme.*": {"language": "de", "max_characters": 2000}}; fields as those of `guardrails validate`; a broken '
+        "rule is a flag, or a verdict of block if blocks has its name, as language",
+    )
+    tasks: Literal["serve", "all"] = Field(
+        "serve",
+        description="which tasks of policy agents are looked at; all: those that something is learned from, too, which "
+        "are only recorded",
     )
     patterns: str = Field(
         "", description='your own, on RE2, by name, as JSON: {"ticket": "TICKET-[0-9]{6}"}; look-around is refused'
@@ -143,6 +164,18 @@ class Guardrails(Section):
         """Return the mode of the rule by flow for an agent."""
         modes = _flow_modes(self.flow_of)
         return next((mode for pattern, mode in modes if fnmatchcase(agent_id, pattern)), self.flow)
+
+    @property
+    def answer_rules(self) -> tuple[tuple[str, AnswerRules], ...]:
+        """What answers have to be, by pattern of their agents. Raises SettingsError."""
+        from plugins.guardrails.rules.answer_checks import AnswerRules
+
+        try:
+            rules = json_text.parse(self.validates or "{}")
+            return tuple((pattern, AnswerRules.model_validate(rule)) for pattern, rule in rules.items())
+        except (ValueError, AttributeError) as exc:
+            problem = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else str(exc)
+            raise SettingsError(f"guardrails.validates: {problem}; expected JSON, RULES by AGENT") from None
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ from plugins.guardrails.guardrail_settings import Guardrails, names_in, threshol
 from plugins.guardrails.rules import injection, linear_patterns, personal
 from plugins.guardrails.rules.outside import OUTSIDE_ERRORS, ModerationEndpoint, OutsideModel, TextClassifier
 from plugins.guardrails.rules.text_view import TextView, invisible_text, text_views
+from schemas import json_text
 from schemas.events import GuardrailDecision, GuardrailKind
+from streams.errors import SettingsError
 
 Spans = tuple[tuple[int, int], ...]
 _ORDER: tuple[GuardrailDecision, ...] = ("pass", "flag", "block")
@@ -36,6 +38,8 @@ class Finding:
     spans: Spans = ()
     """In characters of the text, in order; empty: of no place alone."""
     score: float | None = None
+    is_redacted: bool = False
+    """Whether a door that blocks replaces it."""
 
     @property
     def name(self) -> str:
@@ -48,9 +52,13 @@ class Scanner:
 
     def __init__(self, rule: Guardrails) -> None:
         """Raises SettingsError for a pattern that is not run, or where a package is missing."""
-        self._kinds, self._blocks = rule.kinds, names_in(rule.blocks)
+        self._redacts = names_in(rule.redacts)
+        self._kinds, self._blocks = rule.kinds, frozenset(names_in(rule.blocks)) - set(self._redacts)
         self._national_ids = names_in(rule.national_ids)
         self._patterns = linear_patterns.named_patterns(rule.patterns)
+        known = {*personal.KIND_WORDS, *personal.NATIONAL_IDS, *self._patterns}
+        if unknown := [name for name in self._redacts if name not in known]:
+            raise SettingsError(f"guardrails.redacts has {unknown[0]!r}; expected of {', '.join(sorted(known))}")
         self._characters, self._closed = rule.characters, rule.on_failure == "closed"
         self.models = tuple(_models(rule))
         """Models that are asked, with the least score of each label; empty: every label at DEFAULT_SCORE."""
@@ -63,10 +71,7 @@ class Scanner:
                 places[kind, name, reason].append(view.span(start, end))
         if "injection" in self._kinds and (hidden := invisible_text(text[: self._characters])):
             places["injection", f"invisible_text/{injection.VERSION}", injection.HIDDEN.reason] += hidden
-        findings = [
-            Finding(kind=kind, rule=name, verdict=self._verdict(name), reason=reason, spans=_merge(spans))
-            for (kind, name, reason), spans in places.items()
-        ]
+        findings = [self._found(*key, _merge(spans)) for key, spans in places.items()]
         if len(text) > self._characters:
             findings.append(self.failure("length", f"it has {len(text)} characters, and {self._characters} are read"))
         return findings
@@ -90,7 +95,7 @@ class Scanner:
             for label, score in scores.items():
                 if score >= least.get(label.lower(), 2.0 if least else DEFAULT_SCORE):
                     rule = f"{name}.{label}/{model.name}"
-                    verdict = self._verdict(f"{name}.{label}")
+                    verdict = self.verdict(f"{name}.{label}")
                     reason = f"{name} says {label}, {score:.2f}"
                     findings.append(Finding(kind="model", rule=rule, verdict=verdict, reason=reason, score=score))
         return findings, by_label
@@ -98,6 +103,12 @@ class Scanner:
     def failure(self, name: str, reason: str) -> Finding:
         """Return that a text could not be looked at, or not all of it: flag, or with on_failure=closed block."""
         return Finding(kind="failure", rule=f"{name}/1", verdict="block" if self._closed else "flag", reason=reason)
+
+    def _found(self, kind: GuardrailKind, rule: str, reason: str, spans: Spans) -> Finding:
+        is_redacted = rule.partition("/")[0] in self._redacts
+        too_many = is_redacted and len(spans) >= linear_patterns.MOST_MATCHES  # more of them are not looked for
+        verdict = "block" if too_many else self.verdict(rule)
+        return Finding(kind=kind, rule=rule, verdict=verdict, reason=reason, spans=spans, is_redacted=is_redacted)
 
     def _in_view(self, view: TextView) -> Iterator[tuple[GuardrailKind, str, str, int, int]]:
         origin = f", decoded from {view.decoded}" if view.decoded else ""
@@ -112,7 +123,8 @@ class Scanner:
                 for start, end in linear_patterns.matches(pattern, view.text):
                     yield "pattern", f"{name}/1", f"it matches the pattern {name}{origin}", start, end
 
-    def _verdict(self, rule: str) -> GuardrailDecision:
+    def verdict(self, rule: str) -> GuardrailDecision:
+        """Return the verdict of a rule, NAME or NAME/VERSION, that found something."""
         return "block" if rule.partition("/")[0] in self._blocks else "flag"
 
 
@@ -121,8 +133,8 @@ def verdict_of(findings: Iterable[Finding]) -> GuardrailDecision:
     return max((finding.verdict for finding in findings), key=_ORDER.index, default="pass")
 
 
-def redact(text: str, findings: Iterable[Finding]) -> str:
-    """Return a text with the name of the rule in place of each span of personal data or a pattern.
+def redact(text: str, findings: Iterable[Finding], mark: str = "[{}]") -> str:
+    """Return a text with the name of the rule, in `mark`, in place of each span of personal data or a pattern.
 
     >>> scanner = Scanner(Guardrails())
     >>> redact("Ask ann@example.org.", scanner.scan("Ask ann@example.org."))
@@ -132,11 +144,29 @@ def redact(text: str, findings: Iterable[Finding]) -> str:
     parts, done = list[str](), 0
     for start, end, name in spans:
         if start >= done:
-            parts += [text[done:start], f"[{name}]"]
+            parts += [text[done:start], mark.format(name)]
             done = end
         else:
             done = max(done, end)
     return "".join([*parts, text[done:]])
+
+
+def redact_json(text: str, findings: Sequence[Finding]) -> str:
+    """Return the same of a text that is JSON, and stays JSON.
+
+    >>> redact_json('{"card": 4111111111111111}', Scanner(Guardrails()).scan('{"card": 4111111111111111}'))
+    '{"card": "[card]"}'
+    """
+    versions = (redact(text, findings, mark) for mark in ("[{}]", '"[{}]"'))
+    return next(filter(_is_json, versions), "{}") if _is_json(text) else redact(text, findings)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json_text.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _models(rule: Guardrails) -> Iterator[tuple[str, OutsideModel, dict[str, float]]]:

@@ -13,6 +13,7 @@ from plugins.guardrails.guardrail_settings import Guardrails
 from plugins.guardrails.recount_verdicts import VerdictRecount
 from plugins.guardrails.scanner import Scanner
 from schemas.events import Coordinates, Sampling
+from streams.errors import SettingsError
 from streams.kafka.record import Record
 from streams.observability.metrics import Meter
 from streams.stages.agents.recording.calls import ModelCall
@@ -114,11 +115,7 @@ def test_answer_ends_before_a_blocked_text_and_says_why(
         assert not holds(server, b"4111")
         [verdict] = verdicts(server)
         assert (verdict.place, verdict.turn_id, verdict.rule) == ("answer", turn.turn_id, "card/1")
-        recount = VerdictRecount()
-        for event in (verdict, turn):
-            recount.take(Record(Coordinates("turns", 0, 0), 0, b"", b""), event)
-        view: Any = type("View", (), {"is_cut": lambda *_: False})()
-        assert recount.report(view, None).findings == []
+        assert recounted(verdict, turn) == []
 
 
 def test_logprobs_of_withheld_tokens_do_not_leave() -> None:
@@ -151,6 +148,121 @@ def test_arguments_of_tool_calls_are_looked_at() -> None:
         answer = server.post("chat/completions", QUESTION | {"tools": [TOOL]})
         assert answer.json()["choices"][0]["finish_reason"] == "content_filter"
         assert "4111" not in answer.text and "tool_calls" not in answer.json()["choices"][0]["message"]
+
+
+WAYS = [
+    ("chat/completions", QUESTION, '"finish_reason":"stop"'),
+    ("completions", {"model": "sums", "prompt": "2 + 2 ="}, '"finish_reason":"stop"'),
+    ("responses", {"model": "sums", "input": "2 + 2 ="}, '"status":"completed"'),
+    ("messages", QUESTION | {"max_tokens": 8}, '"stop_reason":"end_turn"'),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "reason"), WAYS)
+def test_words_of_an_answer_are_replaced_in_every_protocol(
+    path: str, body: dict[str, Any], reason: str, stream: bool
+) -> None:
+    with guarded(redacts="card,email", hold_back=32) as server:
+        says(server, f"The card is {CARD}, of ann@example.org, and more." + " word" * 60)
+        answer = server.post(path, body | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert reason in answer.text.replace('": ', '":') and "4111" not in answer.text and "ann@" not in answer.text
+        [turn] = server.turns
+        assert turn.reply.content == "The card is [card], of [email], and more." + " word" * 60
+        assert bytes(turn.completion_token_ids) == b"The card is "
+        assert (turn.metadata["redacted"], turn.metadata["finish_reason"]) == ("card/1", "stop")
+        assert not holds(server, b"4111") and not holds(server, b"ann@")
+        assert [(event.rule, event.verdict) for event in verdicts(server)] == [("card/1", "flag"), ("email/1", "flag")]
+        assert recounted(*verdicts(server), turn) == []
+        assert recounted(turn) == ["its answer was changed by card/1, and no verdict says so"]
+
+
+def recounted(*events: Any) -> list[str]:
+    recount, view = VerdictRecount(), type("View", (), {"is_cut": lambda *_: False})()
+    for event in events:
+        recount.take(Record(Coordinates("turns", 0, 0), 0, b"", b""), event)
+    return [finding.what for finding in recount.report(view, None).findings]  # type: ignore[arg-type]
+
+
+def test_words_of_a_call_are_replaced_before_its_model_and_the_log_get_them() -> None:
+    question = user("I am ann@example.org.")["messages"]
+    with guarded(redacts="email", mode="block") as server:
+        says(server, "Write to ann@example.org.")
+        says(server, "4")
+        first = server.post("chat/completions", {"model": "sums", "messages": question}).json()
+        reply = first["choices"][0]["message"]["content"]
+        assert reply == "Write to [email]."
+        history = [*question, {"role": "assistant", "content": reply}, {"role": "user", "content": "?"}]
+        server.post("chat/completions", QUESTION | {"messages": history})
+        assert not holds(server, b"ann@")
+        first_turn, second = server.turns
+        assert first_turn.messages[0].content == "I am [email]."
+        assert second.trajectory_id == first_turn.trajectory_id
+        assert (second.parent_id, second.continuity) == (None, "rewrites")  # its prompt has the words of the reply
+        assert "Write to [email]." in bytes(second.prompt_token_ids).decode()
+
+
+def test_words_that_cannot_be_replaced_are_refused() -> None:
+    with guarded(redacts="email") as server:
+        answer = server.post("chat/completions", tool_with(description="Ask ann@example.org."))
+        assert answer.status_code == 400 and "tools[0].description is refused by email/1" in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_arguments_of_tool_calls_are_replaced_and_stay_json(stream: bool) -> None:
+    with guarded(redacts="card") as server:
+        says(server, 'Now: <tool_call>{"name": "calc", "arguments": {"card": 4111111111111111}}</tool_call>')
+        answer = server.post("chat/completions", QUESTION | {"tools": [TOOL], "stream": stream})
+        assert '"finish_reason":"tool_calls"' in answer.text.replace('": ', '":') and "4111" not in answer.text
+        [turn] = server.turns
+        assert [json.loads(call.arguments) for call in turn.reply.tool_calls] == [{"card": "[card]"}]
+        assert not holds(server, b"4111")
+
+
+RULES: dict[str, Any] = {
+    "json_schema": ({"json_schema": {"required": ["sum"]}}, "{}", '{"sum": 4}'),
+    "pattern": ({"pattern": "[0-9]+"}, "four", "4"),
+    "min_characters": ({"min_characters": 3}, "4", "four"),
+    "max_characters": ({"max_characters": 3}, "four", "4"),
+    "language": ({"language": "de"}, "this is the answer to that", "das ist nicht die Antwort"),
+    "tool": ({"tool": "calc"}, "4", None),
+    "least_overlap": ({"least_overlap": 0.5}, "whales sing", "2 2"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_an_answer_that_breaks_a_rule_of_its_agent_is_withheld(name: str, stream: bool) -> None:
+    rules, bad, good = RULES[name]
+    with guarded(validates=json.dumps({"calc": rules}), blocks=name) as server:
+        says(server, bad)
+        answer = server.post("chat/completions", QUESTION | {"stream": stream})
+        assert '"content_filter"' in answer.text
+        assert [(turn.metadata["withheld"], turn.reply.content) for turn in server.turns] == [(f"{name}/1", "")]
+        assert [(event.kind, event.verdict) for event in verdicts(server)] == [("validation", "block")]
+        says(server, good or bad)
+        server.post("chat/completions", QUESTION | {"stream": stream}, agent="calc" if good else "other")
+        assert server.turns[1].reply.content == (good or bad)
+
+
+def test_an_answer_after_the_required_tool_passes_and_a_rule_that_blocks_nothing_is_recorded() -> None:
+    rules = json.dumps({"calc": {"tool": "calc", "max_characters": 1}})
+    asked = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
+    messages = [*user("a")["messages"], asked, {"role": "tool", "tool_call_id": "c1", "content": "4"}]
+    with guarded(validates=rules, blocks="tool", rules="") as server:
+        says(server, "It is 4")
+        answer = server.post("chat/completions", QUESTION | {"messages": messages, "tools": [TOOL]})
+        assert answer.json()["choices"][0]["message"]["content"] == "It is 4"
+        assert [(event.rule, event.verdict) for event in verdicts(server)] == [("max_characters/1", "flag")]
+
+
+@pytest.mark.parametrize("bad", ["[", '{"calc": {"pattern": "(?=a)"}}', '{"calc": {"colour": 1}}', '{"calc": 1}', "[]"])
+def test_bad_rules_of_answers_are_named_at_the_start(bad: str) -> None:
+    with pytest.raises(SettingsError, match=r"guardrails\.validates"):
+        Guardrails(validates=bad).answer_rules  # noqa: B018
+    with pytest.raises(SettingsError, match=r"guardrails\.redacts has 'override'"):
+        Scanner(Guardrails(redacts="override"))
 
 
 def test_monitor_records_and_changes_nothing() -> None:

@@ -58,6 +58,6 @@ def test_audit_counts_each_verdict_once_and_names_an_answer_that_was_withheld_wi
     findings, counts = recount(guardrail_verdict(), guardrail_verdict(), guardrail_verdict(**BLOCKED), withheld)
     assert findings == []
     assert counts == {"guardrail verdicts": 2, "guardrail flags": 1, "guardrail blocks": 1}
-    missing = ["its answer was withheld by iban/1, and no verdict says so"]
+    missing = ["its answer was changed by iban/1, and no verdict says so"]
     assert recount(withheld)[0] == missing
     assert recount(withheld, guardrail_verdict(**BLOCKED | {"mode": "monitor"}))[0] == missing

@@ -10,14 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import cache
+from typing import get_args
 
-from schemas.conventions import WITHHELD
+from schemas.conventions import GIVEN_FINISH, WITHHELD
 from schemas.events import Turn
 from streams.engines.protocol import TextScores, TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import ORIGIN, AnswerOrigin
 from streams.stages.agents.recording.call_preparation import PreparedCall
-from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, PromptScores, Token
+from streams.stages.agents.recording.calls import (
+    AnswerFinish,
+    Begun,
+    Delta,
+    Done,
+    ModelCall,
+    Piece,
+    PromptScores,
+    Token,
+)
+
+_GIVEN: dict[str, AnswerFinish] = {reason: reason for reason in get_args(AnswerFinish)}
 
 
 class AnswerPieces:
@@ -57,13 +69,15 @@ class AnswerPieces:
 
     def done(self, call: ModelCall, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
         """Return the piece that says that an answer to `call` is complete. `stop`: the stop text that ended it."""
-        reason = "content_filter" if WITHHELD in turn.metadata else turn.finish_reason
+        reason = "content_filter" if WITHHELD in turn.metadata else turn.metadata.get(GIVEN_FINISH, turn.finish_reason)
+        if reason == "stop" and turn.reply.tool_calls:
+            reason = "tool_calls"
         if call.one_call is not None and stop == self._rendering.call_end:
             stop = None  # which the client did not name
         return Done(
             choice=turn.choice,
             message=turn.reply,
-            finish_reason=reason if reason in ("length", "tool_calls", "content_filter") else "stop",
+            finish_reason=_GIVEN.get(reason, "stop"),
             tokens=tokens,
             stop=stop if reason == "stop" else None,  # the answer ended with a call, whatever came after it
             turn_id=turn.turn_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 
+from schemas.conventions import GIVEN_FINISH, REDACTED, WITHHELD
 from schemas.events import Event, Message
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
@@ -134,15 +135,25 @@ class SampledChoice:
         if self._gate is None:
             return reply, self.stream, ()
         verdict = await self._gate.guard.finish(reply)
-        if self._gate.guard.withheld is None:
+        if not self._gate.guard.has_changed:
             return reply, self.stream, verdict.events
-        reply, count = self._gate.cut(reply, verdict.length)
+        count = self._gate.cut(verdict.unchanged)
         self._tokens = self._tokens[:count]
         ended = TokenStream(self.stream.generation)
         for token, logprob in self.stream.drawn[:count]:
             ended.push(token, logprob)
-        ended.finish("cancelled")
-        return reply, ended, verdict.events
+        ended.finish("error" if self.stream.ending == "error" else "cancelled", error=self.stream.error)
+        return verdict.reply, ended, verdict.events
+
+    @property
+    def guard_notes(self) -> dict[str, str]:
+        """The metadata of its turn that say what its guard changed."""
+        guard = None if self._gate is None else self._gate.guard
+        if guard is None or not guard.has_changed:
+            return {}
+        if guard.withheld is not None:
+            return {WITHHELD: guard.withheld}
+        return {REDACTED: guard.redacted or "", GIVEN_FINISH: self.stream.ending or "stop"}
 
     def publish_rest(self, reply: Message, progress: CallInProgress) -> None:
         """Publish the text that was held back until the reply was known."""

@@ -1,13 +1,14 @@
 """A guard of calls and answers, which a plugin declares: what it refuses, withholds, or tells the model.
 
     ModelCall ──► admit: refused, or the call with what the model is told ──► engine
-    text as it is sampled ──► release: how many characters may leave ──► Delta …
+    text as it is sampled ──► release: what may leave, words replaced ──► Delta …
                                 └── withheld: the answer ends here, and its turn says by which rule
     events of both ──► written before the turn
 
 Every protocol passes here, since the recorder answers the calls of all. Without a guard nothing is looked at.
 
-Not covered: policy agents, which answer tasks without calls; and texts that are only scored (`echo`) or counted.
+Not covered: policy agents, which answer tasks without calls (streams/engines/task_guard.py); and texts that are only
+scored (`echo`) or counted.
 """
 
 from __future__ import annotations
@@ -45,11 +46,22 @@ class GuardedTurn(NamedTuple):
     """Whether it is of a run that something is learned from: nothing may change it."""
 
 
+class ReleasedText(NamedTuple):
+    """What may leave of an answer so far."""
+
+    text: str
+    """As the client gets it; it begins with what was released before."""
+    unchanged: int
+    """Characters at its beginning that are what was sampled: the tokens of what follows never leave."""
+
+
 class AnswerVerdict(NamedTuple):
     """The decision of a guard about a whole answer."""
 
-    length: int
-    """Characters of its text that may leave."""
+    reply: Message
+    """As the client gets it; its text begins with what was released before."""
+    unchanged: int
+    """As that of ReleasedText."""
     events: Sequence[Event] = ()
 
 
@@ -58,14 +70,22 @@ class AnswerGuard:
 
     withheld: str | None = None
     """The rule by which the rest of it is withheld; None: nothing is."""
+    redacted: str | None = None
+    """The first rule by which words of it are replaced; None: none are."""
 
-    def release(self, text: str) -> int:
-        """Return how many characters of the text so far may leave: never fewer than before. Sets `withheld`."""
+    def release(self, text: str) -> ReleasedText:
+        """Return what may leave of the text so far. Sets `withheld` and `redacted`."""
         raise NotImplementedError
 
     async def finish(self, reply: Message) -> AnswerVerdict:
-        """Return the decision about a whole answer, tool calls included. Sets `withheld`, which withholds them, too."""
+        """Return the decision about a whole answer, tool calls included. Sets `withheld`, which withholds them, too,
+        and `redacted`."""
         raise NotImplementedError
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the answer is not given as it was sampled."""
+        return self.withheld is not None or self.redacted is not None
 
 
 class CallGuard:
@@ -113,24 +133,23 @@ class HeldAnswer:
         self._text += text
         self._ends += [decoded] * len(tokens)
         self._unsent += ((decoded, token) for token in tokens)
-        return self._leave(self._text, self.guard.release(self._text))
+        return self._leave(self.guard.release(self._text))
 
     def rest(self, whole: str) -> tuple[str, list[Token]]:
         """Return what has not left of an answer whose text is `whole`, after its end was decided."""
-        text, tokens = self._leave(whole, len(whole))
+        text, tokens = self._leave(ReleasedText(whole, len(whole)))
         return text, tokens + [token for _, token in self._unsent]
 
-    def cut(self, reply: Message, length: int) -> tuple[Message, int]:
-        """Return what the client gets of an answer that is withheld, and how many of its tokens."""
-        text = reply.content[: max(length, self._sent)]
-        count = sum(end <= len(text) for end in self._ends)
+    def cut(self, unchanged: int) -> int:
+        """Return how many tokens leave of an answer of which so many characters are as they were sampled."""
+        count = sum(end <= unchanged for end in self._ends)
         sent = len(self._ends) - len(self._unsent)
         self._unsent = deque(list(self._unsent)[: max(0, count - sent)])
-        return Message(role=reply.role, content=text), max(count, sent)
+        return max(count, sent)
 
-    def _leave(self, text: str, length: int) -> tuple[str, list[Token]]:
-        start, self._sent = self._sent, max(self._sent, length)
+    def _leave(self, released: ReleasedText) -> tuple[str, list[Token]]:
+        start, self._sent = self._sent, max(self._sent, len(released.text))
         tokens = list[Token]()
-        while self._unsent and self._unsent[0][0] <= self._sent:
+        while self._unsent and self._unsent[0][0] <= released.unchanged:
             tokens.append(self._unsent.popleft()[1])
-        return text[start : self._sent], tokens
+        return released.text[start : self._sent], tokens

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from schemas.conventions import REDACTED
 from schemas.events import Message
 from schemas.tokens import TokenIds
 from streams.engines.protocol import TokenEngine
@@ -112,6 +113,9 @@ class CallPrompts:
             if parent is not None and getattr(parent, name) != getattr(self._rendering, name):
                 reason = f"the server's {name} is not that of turn {parent.number}"
                 return Placement("rewrites", reason, None, call.messages)
+        if placement.parent is not None and REDACTED in placement.parent.metadata:
+            reason = f"words of the answer of turn {placement.parent.number} were replaced"
+            return Placement("rewrites", reason, None, call.messages)
         return placement
 
     def _prints_names(self) -> bool:

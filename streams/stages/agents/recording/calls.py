@@ -22,6 +22,7 @@ from streams.stages.agents.trajectories.call_chains import Digests
 
 NO_HISTORY = Digests((), ())
 
+AnswerFinish = Literal["stop", "length", "tool_calls", "content_filter"]
 CallProtocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
 
 
@@ -145,7 +146,7 @@ class Done:
     choice: int = 0
     message: Message
     """The whole answer, with its tool calls."""
-    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
+    finish_reason: AnswerFinish
     """content_filter: a guard withheld the rest."""
     tokens: tuple[Token, ...] = ()
     """Every token that was sampled, the one that ended the turn included."""

@@ -267,8 +267,7 @@ class PolicyRecorder:
         await choice.publish(progress)
         message, malformed = choice.reply()
         message, ended, events = await choice.pass_guard(message)
-        withheld = None if guard is None else guard.withheld
-        reply = GivenReply(message, malformed, delivered=not progress.abandoned, withheld=withheld)
+        reply = GivenReply(message, malformed, not progress.abandoned, choice.guard_notes)
         turn = await self._turns.record(prepared, ended, reply, events)
         if ended.ending == "error":
             raise CallError("internal", f"the engine failed: {stream.error}")

@@ -9,11 +9,12 @@ if it reached the log after all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from schemas import json_text
-from schemas.conventions import FAILED_TOOLS, THREAD, WITHHELD
+from schemas.conventions import FAILED_TOOLS, THREAD
 from schemas.events import Event, Message, Turn
 from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
@@ -39,8 +40,8 @@ class GivenReply(NamedTuple):
     malformed: str | None = None
     """Why a tool call in it cannot be read."""
     delivered: bool = True
-    withheld: str | None = None
-    """The rule of a guard by which the rest of it is withheld."""
+    notes: Mapping[str, str] = MappingProxyType({})
+    """Metadata of its turn that say what a guard changed."""
 
 
 class TurnRecording:
@@ -157,7 +158,7 @@ def turn_of(
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=times.now_ms(),
-        metadata=_metadata(call, placement.new) | dict(origin.notes) | _withheld_rule(reply),
+        metadata=_metadata(call, placement.new) | dict(origin.notes) | dict(reply.notes),
         subject=conversation.subject_of(call),
         agent_id=call.agent_id,
         policy=prepared.policy,
@@ -197,10 +198,6 @@ def turn_of(
         tools=call.tools if parent is None else (),
         ignored=call.ignored,
     )
-
-
-def _withheld_rule(reply: GivenReply) -> dict[str, str]:
-    return {} if reply.withheld is None else {WITHHELD: reply.withheld}
 
 
 def _metadata(call: ModelCall, new: Sequence[Message]) -> dict[str, str]:
