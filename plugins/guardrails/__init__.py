@@ -25,6 +25,7 @@ PLUGIN = Plugin(
     lists="plugins.guardrails.verdict_views:LISTS",
     gates="plugins.guardrails.guardrail_gate:GATES",
     guard="plugins.guardrails.guardrail_door:build_guard",
+    task_guard="plugins.guardrails.task_guard:build_task_guard",
     metrics="plugins.guardrails.guardrail_metrics:METRICS",
     alerts="plugins.guardrails.guardrail_metrics:ALERTS",
     recounts="plugins.guardrails.recount_verdicts:RECOUNTS",

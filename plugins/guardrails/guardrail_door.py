@@ -59,6 +59,10 @@ MOST_SPANS = 100
 _KEY = secrets.token_bytes(32)
 
 
+Review = tuple[CallText, Sequence[Finding]]
+"""A text with what was found in it."""
+
+
 class TextOrigin(NamedTuple):
     """Where texts are from, as events have it."""
 
@@ -95,23 +99,26 @@ class GuardrailDoor(CallGuard):
         if mode == "off":
             return CallAdmission(call)
         in_force: GuardrailMode = "monitor" if is_learned_from else mode
-        texts, reference = [*call_texts(call, prompt)], f"{call.request_digest} {call.trajectory_id}"
-        reviews = await asyncio.to_thread(self._scan_all, texts)
-        policy = call.model.partition("@")[0]
+        reference, policy = f"{call.request_digest} {call.trajectory_id}", call.model.partition("@")[0]
         origin = TextOrigin("call", call.agent_id, in_force, reference, policy, call.trajectory_id)
+        reviews = await asyncio.to_thread(self.scan_all, call_texts(call, prompt))
+        return self.decide(call, origin, reviews)
+
+    def decide(self, call: ModelCall, origin: TextOrigin, reviews: Sequence[Review]) -> CallAdmission:
+        """Return the verdict on a call whose texts were looked at."""
         events = [event for text, findings in reviews for event in self.events(origin, text, findings)]
         if not any(findings for _, findings in reviews) and self.rule.record_passes:
             events.append(pass_event(origin))
         blocked = blocked_texts(reviews)
-        if blocked and in_force == "block":
+        if blocked and origin.mode == "block":
             text, finding = blocked[0]
             if not events:  # it was recorded before, and is refused again
                 events = [verdict_event(origin, text, finding)]
             problem = f"{text.path} is refused by {finding.rule}: {finding.reason}"
             return CallAdmission(call, events, CallError("content_filter", problem, text.path))
-        if in_force == "block":
+        if origin.mode == "block":
             call = with_texts(call, redacted_texts(reviews))
-        elif in_force == "advise":
+        elif origin.mode == "advise":
             call = with_advice(
                 call,
                 (
@@ -178,8 +185,9 @@ class GuardrailDoor(CallGuard):
             log.error("%s could not be looked at: %s", text.path, type(exc).__name__)
             return [self.scanner.failure("scanner", f"it could not be looked at: {type(exc).__name__}")], {}
 
-    def _scan_all(self, texts: Iterable[CallText]) -> list[tuple[CallText, list[Finding]]]:
-        left, reviews = self.rule.characters, list[tuple[CallText, list[Finding]]]()
+    def scan_all(self, texts: Iterable[CallText]) -> list[Review]:
+        """Return the findings in each of the texts of a call. It may wait for models."""
+        left, reviews = self.rule.characters, list[Review]()
         for text in texts:
             if left <= 0 and len(text.text) > 0:
                 reason = f"the call has more than {self.rule.characters} characters (guardrails.characters)"
@@ -226,10 +234,13 @@ class GuardedAnswer(AnswerGuard):
 
     async def finish(self, reply: Message) -> AnswerVerdict:
         """Return the verdict on the whole answer."""
+        return self.decide(reply, await asyncio.to_thread(self.look, reply))
+
+    def decide(self, reply: Message, reviews: Sequence[Review]) -> AnswerVerdict:
+        """Return the verdict on a whole answer whose texts were looked at."""
         text, before = CallText("answer.content", reply.content), self._window.released
         if self._window.withheld is not None:
             return self._cut(reply, before, self._events([(text, [self._window.withheld])]))
-        reviews = await asyncio.to_thread(self._look, reply, text)
         events = self._events(reviews)
         if not any(findings for _, findings in reviews) and self._door.rule.record_passes:
             events.append(pass_event(self._origin))
@@ -246,10 +257,11 @@ class GuardedAnswer(AnswerGuard):
             self.redacted = next(f.rule for _, findings in reviews for f in findings if f.is_redacted)
         return AnswerVerdict(message_with(reply, "answer", texts), released.unchanged, events)
 
-    def _look(self, reply: Message, text: CallText) -> list[tuple[CallText, list[Finding]]]:
-        """Return what is found in each text of an answer."""
+    def look(self, reply: Message) -> list[Review]:
+        """Return what is found in each text of an answer. It may wait for models."""
+        text = CallText("answer.content", reply.content)
         texts = [*([text] if reply.content else []), *reply_calls(reply, "answer")]
-        reviews = [(part, self._door.scan(part)) for part in texts]
+        reviews: list[Review] = [(part, self._door.scan(part)) for part in texts]
         if self._check is not None and (problems := self._check.findings(reply)):
             reviews.append((text, problems))
         return reviews
@@ -269,11 +281,11 @@ class GuardedAnswer(AnswerGuard):
             self.redacted = self._window.redacted.rule
         return released
 
-    def _events(self, reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> list[Any]:
+    def _events(self, reviews: Iterable[Review]) -> list[Any]:
         return [event for text, findings in reviews for event in self._door.events(self._origin, text, findings)]
 
 
-def blocked_texts(reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> list[tuple[CallText, Finding]]:
+def blocked_texts(reviews: Iterable[Review]) -> list[tuple[CallText, Finding]]:
     """Return what is blocked: also words that are to be replaced where none can be, as in a name."""
     return [
         (text, finding)
@@ -283,7 +295,7 @@ def blocked_texts(reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> list
     ]
 
 
-def redacted_texts(reviews: Iterable[tuple[CallText, Sequence[Finding]]]) -> dict[str, str]:
+def redacted_texts(reviews: Iterable[Review]) -> dict[str, str]:
     """Return the texts in which words are replaced, by path."""
     replaced = ((text, [finding for finding in findings if finding.is_redacted]) for text, findings in reviews)
     return {

@@ -36,7 +36,7 @@ class Guardrails(Section):
         "",
         description="other modes, AGENT=MODE or AGENT@PLACE=MODE, comma separated, * in a name is any text; a tenant's "
         "agents begin with its name and a dot; places: call, answer, or a protocol (chat, completions, responses, "
-        "messages, threads, memory); the first match counts; e.g. red.*@answer=block,calc=off",
+        "messages, threads, memory, tasks); the first match counts; e.g. red.*@answer=block,calc=off",
     )
     rules: str = Field("pii,injection,patterns", description="what is looked for: pii, injection, patterns")
     blocks: str = Field(

@@ -10,7 +10,7 @@ from streams.topics.shape import TopicShape
 TOPICS = (
     TopicShape(
         label="guardrail-verdicts", event=events.GuardrailVerdict, key="agent_id", kept=False,
-        written_by="the server", read_by="people",
+        written_by="the server, policy", read_by="people",
         tenant="starts_with(agent_id, {prefix})", reader=None, is_about="a verdict of a guardrail", audit="since",
         causes=(),
         line=lambda rule, verdict, mode, field_path: f"{rule}: {verdict} ({mode}), {field_path}",

@@ -158,6 +158,9 @@ class Plugin:
     guard: str | None = None
     """Where its guard of calls and answers is: `module:name` of a GuardBuilder
     (streams/stages/agents/recording/call_guard.py)."""
+    task_guard: str | None = None
+    """Where its guard of tasks and their answers is: `module:name` of a TaskGuardBuilder
+    (streams/engines/task_guard.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

@@ -35,6 +35,7 @@ from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.protocol import Engine
 from streams.engines.sampling_step import build_steps
 from streams.engines.sharing import SharedEngine
+from streams.engines.task_guard import build_task_guard
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.group_names import GroupScope
@@ -109,7 +110,8 @@ class PolicyAgent:
         self._shared = SharedEngine(engine, settings.fleet.states, self._meter if fleet else OFF)
         self._log = PolicyLog(settings, outage, self._single)
         steps, producer = build_steps(settings, engine), Producer(settings, outage=outage, stage=STAGE)
-        self._io = AgentIO(producer, self._log, self._meter, tracer, steps)
+        guard = build_task_guard(settings, self._meter)
+        self._io = AgentIO(producer, self._log, self._meter, tracer, steps, guard)
         base = engine.base_digest if fleet and engine.name != "scripted" else None
         serving = GroupScope(stage=STAGE, fleet=settings.fleet, policy=self._single, base=base)
         self._tasks = TaskReader(settings, serving, self._io.producer, outage, self._log, self._note_other_base)

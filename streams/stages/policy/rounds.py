@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count
 
 from schemas.conventions import OUTSIDE_ENGINE
-from schemas.events import OutsideModel, Task, derive_id
+from schemas.events import Event, OutsideModel, Task, derive_id
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.policy_log import PolicyLog, give_up_ms
 from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
@@ -33,6 +33,7 @@ from streams.engines.outside import outside_model
 from streams.engines.outside.outside_model import OutsideModels
 from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest, failed_slots
 from streams.engines.sampling_step import RoundVersion, SamplingStep, passes_steps, sample_through
+from streams.engines.task_guard import GuardedRequest, TaskGuard
 from streams.engines.token_stream import AnswerOrigin
 from streams.kafka import times
 from streams.kafka.producer import Producer
@@ -61,6 +62,8 @@ class AgentIO:
     tracer: Tracer = NO_TRACER
     steps: Sequence[SamplingStep] = ()
     """Steps in front of the engine."""
+    guard: TaskGuard | None = None
+    """Looks at tasks and answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class BegunRound:
     """A round with its version loaded."""
 
     batch: SamplingBatch
-    requests: list[SamplingRequest]
+    guarded: list[GuardedRequest]
+    """Its tasks as they are sampled."""
     refused: str | None
     """Why its version cannot answer, so that its slots fail."""
     outside: OutsideModel | None
@@ -77,6 +81,11 @@ class BegunRound:
     started: float
     """Clock readings in seconds: when it was chosen, and when its version was loaded."""
 
+    @property
+    def requests(self) -> list[SamplingRequest]:
+        """The tasks to sample: those that no guard refused."""
+        return [guarded.request for guarded in self.guarded if guarded.refused is None]
+
 
 class PolicyRounds:
     """The rounds of one policy: `queue.read`, `ready`, `answer`, again and again. Call `close` at the end."""
@@ -84,7 +93,7 @@ class PolicyRounds:
     def __init__(self, settings: Settings, engine: Engine, tasks: PolicyTasks, io: AgentIO, *, cached: int) -> None:
         """`cached`: number of adapters that stay on disk in addition to primary and candidate."""
         self._settings, self._meter, self._engine = settings, io.meter, engine
-        self._io_steps = io.steps
+        self._io_steps, self._guard = io.steps, io.guard
         self._producer, self._state = io.producer, io.log.state(settings.policy.name)
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
         self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, cached)
@@ -156,7 +165,9 @@ class PolicyRounds:
         current = self.begin(batch)
         if current is None:
             return
-        if current.refused is None and current.outside is not None:
+        if not current.requests:
+            answers = list[list[Completion]]()
+        elif current.refused is None and current.outside is not None:
             answers = self._outside.sample(current.outside, current.requests)
         elif current.refused is None:
             sample = partial(self._sampler.sample, version=batch.version)
@@ -174,7 +185,7 @@ class PolicyRounds:
     def samples_with_others(self, current: BegunRound) -> bool:
         """Return whether a round may be sampled with those of other policies: the engine answers it, and no step."""
         has_steps = bool(self._steps) and any(passes_steps(request.task) for request in current.requests)
-        return current.refused is None and current.outside is None and not has_steps
+        return bool(current.requests) and current.refused is None and current.outside is None and not has_steps
 
     def begin(self, batch: SamplingBatch) -> BegunRound | None:
         """Load the version of a round that is `ready`; None if another version answers its tasks by now."""
@@ -186,11 +197,14 @@ class PolicyRounds:
         self._passed_steps = passes_steps(batch.tasks[0].task)
         requests = [self._request(waiting, batch.version) for waiting in batch.tasks]
         outside = self._state.router.outside(batch.version)
-        return BegunRound(batch, requests, refused, outside, began, time.monotonic())
+        guarded = [
+            GuardedRequest(request) if self._guard is None else self._guard.admit(request) for request in requests
+        ]
+        return BegunRound(batch, guarded, refused, outside, began, time.monotonic())
 
     def finish(self, current: BegunRound, answers: list[list[Completion]]) -> None:
-        """Write the engine's answers to a round."""
-        batch = current.batch
+        """Write the engine's answers to the requests of a round, after what the guard found."""
+        batch, reviewed = current.batch, self._reviewed(current, answers)
         served = ServedVersion(
             adapter_version=batch.version,
             trained_batches=self._state.router.adapters.versions[batch.version].recorded_batches,
@@ -201,8 +215,8 @@ class PolicyRounds:
         )
         if current.refused is None and current.outside is None:
             self._answered_by = batch.version
-        for waiting, request, completions in zip(batch.tasks, current.requests, answers, strict=True):
-            self._write(waiting, request, completions, self._as_answered(served, completions[0].origin))
+        for waiting, guarded, completions in zip(batch.tasks, current.guarded, reviewed, strict=True):
+            self._write(waiting, guarded.request, completions, self._as_answered(served, completions[0].origin))
         self._producer.flush()
         for waiting in batch.tasks:
             self.queue.finish_answered(waiting)
@@ -210,6 +224,22 @@ class PolicyRounds:
         self._meter.observe(catalog.PROCESSING, time.monotonic() - current.began, STAGE)
         text = "%s: version %d answered %d tasks in %.0f ms"
         log.info(text, self._settings.policy.name, batch.version, len(batch.tasks), served.latency_ms)
+
+    def _reviewed(self, current: BegunRound, answers: list[list[Completion]]) -> list[list[Completion]]:
+        """Return the answers to all tasks of a round as the guard lets them be given, once the log has its events."""
+        sampled, reviewed, events = iter(answers), list[list[Completion]](), list[Event]()
+        for guarded in current.guarded:
+            completions = next(sampled) if guarded.refused is None else guarded.refused
+            events += guarded.events
+            if self._guard is not None and guarded.refused is None:
+                completions, found = self._guard.review(guarded.request, completions)
+                events += found
+            reviewed.append(completions)
+        for event in events:
+            self._producer.send(event)
+        if events:
+            self._producer.flush()
+        return reviewed
 
     def _as_answered(self, served: ServedVersion, origin: AnswerOrigin | None) -> ServedVersion:
         """Return the values about the version and the engine that answered a task."""
