@@ -167,7 +167,7 @@ class Guardrails(Section):
 
     @property
     def answer_rules(self) -> tuple[tuple[str, AnswerRules], ...]:
-        """What answers have to be, by pattern of their agents. Raises SettingsError."""
+        """The rules of answers, by pattern of their agents. Raises SettingsError."""
         from plugins.guardrails.rules.answer_checks import AnswerRules
 
         try:

@@ -41,7 +41,7 @@ class ReleaseWindow:
 
     @property
     def released(self) -> ReleasedText:
-        """What has left."""
+        """The text that has left."""
         return ReleasedText(self._text, self.length if self.redacted is None else self._unchanged)
 
     def release(self, text: str, *, is_whole: bool = False) -> ReleasedText:

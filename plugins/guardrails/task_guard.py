@@ -26,7 +26,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ModelCall
 
 PROTOCOL = "tasks"
-"""What guardrails.modes calls them."""
+"""Their name in guardrails.modes."""
 
 
 def build_task_guard(settings: Settings, meter: Meter) -> TaskGuard | None:

@@ -47,7 +47,7 @@ class GuardedTurn(NamedTuple):
 
 
 class ReleasedText(NamedTuple):
-    """What may leave of an answer so far."""
+    """The part of an answer that may leave so far."""
 
     text: str
     """As the client gets it; it begins with what was released before."""
