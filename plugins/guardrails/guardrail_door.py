@@ -229,7 +229,7 @@ class GuardedAnswer(AnswerGuard):
         if not self._blocks:
             return ReleasedText(text, len(text))
         if self._door.scanner.models or self._check is not None:
-            return self._window.released
+            return self._window.text_out
         return self._release(text, is_whole=False)
 
     async def finish(self, reply: Message) -> AnswerVerdict:
@@ -238,7 +238,7 @@ class GuardedAnswer(AnswerGuard):
 
     def decide(self, reply: Message, reviews: Sequence[Review]) -> AnswerVerdict:
         """Return the verdict on a whole answer whose texts were looked at."""
-        text, before = CallText("answer.content", reply.content), self._window.released
+        text, before = CallText("answer.content", reply.content), self._window.text_out
         if self._window.withheld is not None:
             return self._cut(reply, before, self._events([(text, [self._window.withheld])]))
         events = self._events(reviews)

@@ -40,14 +40,14 @@ class ReleaseWindow:
         """Length of the text when it was last scanned."""
 
     @property
-    def released(self) -> ReleasedText:
+    def text_out(self) -> ReleasedText:
         """The text that has left."""
         return ReleasedText(self._text, self.length if self.redacted is None else self._unchanged)
 
     def release(self, text: str, *, is_whole: bool = False) -> ReleasedText:
         """Return what may leave of the text so far. After `withheld` it stays so."""
         if self.withheld is not None or (not is_whole and len(text) < self._scanned + STEP):
-            return self.released
+            return self.text_out
         self._scanned = len(text)
         start = max(0, self.length - MARGIN)
         certain = len(text) if is_whole else max(0, len(text) - MARGIN)
@@ -64,7 +64,7 @@ class ReleaseWindow:
             self.pass_on(text, begin)
             if finding.verdict == "block":
                 self.withheld = finding
-                return self.released
+                return self.text_out
             self._replace(begin, end, finding)
         return self.pass_on(text, limit)
 
@@ -73,7 +73,7 @@ class ReleaseWindow:
         if length > self.length:
             self._text += text[self.length : length]
             self.length = length
-        return self.released
+        return self.text_out
 
     def _replace(self, begin: int, end: int, finding: Finding) -> None:
         if self.redacted is None:

@@ -9,7 +9,7 @@ from streams.tools.views.log_view import LogReader
 from streams.tools.views.view_section import SentForm
 
 
-def accept_posted(log: LogReader, form: SentForm, *, key: str) -> None:
+def accept_shown_tool(log: LogReader, form: SentForm, *, key: str) -> None:
     """Trust the description that the form was shown with.
 
     Raises SettingsError without a reason, NotFoundError for an entry that its sender does not see, RefusedError if it

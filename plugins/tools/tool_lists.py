@@ -84,7 +84,7 @@ LISTS = (
             waits="what_to_do",
             expects="offered",
             action="code.run",
-            decide="plugins.tools.accept_form:accept_posted",
+            decide="plugins.tools.accept_form:accept_shown_tool",
         ),
     ),
 )

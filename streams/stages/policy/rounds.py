@@ -204,7 +204,7 @@ class PolicyRounds:
 
     def finish(self, current: BegunRound, answers: list[list[Completion]]) -> None:
         """Write the engine's answers to the requests of a round, after what the guard found."""
-        batch, reviewed = current.batch, self._reviewed(current, answers)
+        batch, reviewed = current.batch, self._review(current, answers)
         served = ServedVersion(
             adapter_version=batch.version,
             trained_batches=self._state.router.adapters.versions[batch.version].recorded_batches,
@@ -225,7 +225,7 @@ class PolicyRounds:
         text = "%s: version %d answered %d tasks in %.0f ms"
         log.info(text, self._settings.policy.name, batch.version, len(batch.tasks), served.latency_ms)
 
-    def _reviewed(self, current: BegunRound, answers: list[list[Completion]]) -> list[list[Completion]]:
+    def _review(self, current: BegunRound, answers: list[list[Completion]]) -> list[list[Completion]]:
         """Return the answers to all tasks of a round as the guard lets them be given, once the log has its events."""
         sampled, reviewed, events = iter(answers), list[list[Completion]](), list[Event]()
         for guarded in current.guarded:

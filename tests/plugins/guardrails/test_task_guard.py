@@ -12,7 +12,7 @@ import pytest
 from plugins.guardrails.guardrail_door import GuardrailDoor
 from plugins.guardrails.guardrail_settings import Guardrails
 from plugins.guardrails.scanner import Scanner
-from plugins.guardrails.task_guard import GuardrailTaskGuard, build_task_guard
+from plugins.guardrails.guarded_tasks import GuardrailTaskGuard, build_task_guard
 from schemas.events import GuardrailVerdict, Message, Response, Task
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine

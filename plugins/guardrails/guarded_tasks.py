@@ -80,7 +80,7 @@ class GuardrailTaskGuard(TaskGuard):
             )
             answer, reply = GuardedAnswer(self._door, origin, check), Message(role="assistant", content=completion.text)
             verdict = answer.decide(reply, answer.look(reply))
-            reviewed.append(_given(completion, answer, verdict.reply.content))
+            reviewed.append(_to_give(completion, answer, verdict.reply.content))
             events += verdict.events
         return GuardedAnswers(reviewed, events)
 
@@ -92,7 +92,7 @@ class GuardrailTaskGuard(TaskGuard):
         return strictest(mode) if passes_steps(task) else "monitor"
 
 
-def _given(completion: Completion, answer: GuardedAnswer, text: str) -> Completion:
+def _to_give(completion: Completion, answer: GuardedAnswer, text: str) -> Completion:
     """Return an answer as it is given: one with replaced words has no tokens, which would spell them."""
     notes = dict(completion.origin.notes) if completion.origin else {}
     if answer.withheld is not None:
