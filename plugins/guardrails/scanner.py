@@ -71,7 +71,7 @@ class Scanner:
                 places[kind, name, reason].append(view.span(start, end))
         if "injection" in self._kinds and (hidden := invisible_text(text[: self._characters])):
             places["injection", f"invisible_text/{injection.VERSION}", injection.HIDDEN.reason] += hidden
-        findings = [self._findings(*key, _merge(spans)) for key, spans in places.items()]
+        findings = [self._finding(*key, _merge(spans)) for key, spans in places.items()]
         if len(text) > self._characters:
             findings.append(self.failure("length", f"it has {len(text)} characters, and {self._characters} are read"))
         return findings
@@ -104,7 +104,7 @@ class Scanner:
         """Return that a text could not be looked at, or not all of it: flag, or with on_failure=closed block."""
         return Finding(kind="failure", rule=f"{name}/1", verdict="block" if self._closed else "flag", reason=reason)
 
-    def _findings(self, kind: GuardrailKind, rule: str, reason: str, spans: Spans) -> Finding:
+    def _finding(self, kind: GuardrailKind, rule: str, reason: str, spans: Spans) -> Finding:
         is_redacted = rule.partition("/")[0] in self._redacts
         too_many = is_redacted and len(spans) >= linear_patterns.MOST_MATCHES  # more of them are not looked for
         verdict = "block" if too_many else self.verdict(rule)

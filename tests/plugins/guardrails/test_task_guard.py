@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from plugins.guardrails.guarded_tasks import GuardrailTaskGuard, build_task_guard
 from plugins.guardrails.guardrail_door import GuardrailDoor
 from plugins.guardrails.guardrail_settings import Guardrails
 from plugins.guardrails.scanner import Scanner
-from plugins.guardrails.guarded_tasks import GuardrailTaskGuard, build_task_guard
 from schemas.events import GuardrailVerdict, Message, Response, Task
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
