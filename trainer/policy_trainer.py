@@ -27,6 +27,7 @@ or the log.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class _BatchOrigin(NamedTuple):
     permission: Mapping[str, str]
     """The user who allowed held-out questions, if the batch has any."""
     agents: tuple[AnsweringAgent, ...]
+    oldest_ms: float
+    """When the first of the groups was made; infinite without any."""
 
 
 class PolicyTrainer:
@@ -284,13 +287,14 @@ class PolicyTrainer:
     def _origin_of(self, policy: str, groups: Sequence[AdvantagedGroup]) -> _BatchOrigin:
         """Return the provenance of these groups. Raises as the check."""
         responses = (response for group in groups for response in group.responses)
-        return _BatchOrigin(self._io.check(policy, groups), in_order(answering_agents(responses)))
+        oldest_ms = min((group.created_at for group in groups), default=math.inf)
+        return _BatchOrigin(self._io.check(policy, groups), in_order(answering_agents(responses)), oldest_ms)
 
     def _read_origin(self, record: Record | None) -> _BatchOrigin:
         """Return the provenance of a batch that was trained before this process started."""
         batch = None if record is None else record.decode(Batch)
         if not isinstance(batch, Batch):
-            return _BatchOrigin({}, ())
+            return _BatchOrigin({}, (), math.inf)
         places = coordinates_of(batch, topics(self._settings.topics)["groups"].name)
         groups = [
             record.decode(AdvantagedGroup) for record in fetch(self._settings, places, outage=self._io.outage).values()
@@ -317,6 +321,7 @@ class PolicyTrainer:
             state.version,
             self._settings.adapters.signing_key,
         )
+        event = None
         if state.version not in self._announced:
             event = AdapterEvent(
                 event_id=derive_id(state.policy, state.version, "trained"),
@@ -341,6 +346,8 @@ class PolicyTrainer:
             on_ack = self._io.tracer.on_ack(event, span, began_ms=began_ms)
             self._io.producer.send(event, on_ack=on_ack, headers=tracing.headers_of(span))
         self._io.producer.flush()
+        if event is not None:
+            self._io.tracer.report_loop(event, trace, min(origin.oldest_ms, event.created_at))
         try:
             first = self._read_versions().get(state.version)
         except StoppedWaiting:

@@ -23,6 +23,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
+from streams.observability import trace_context
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.adapters")
@@ -121,6 +122,9 @@ class AdapterFollower:
                 log.warning("skipped: %s", event.error, extra=record.log_extra)
             elif self._serves(event.policy):
                 events.setdefault(event.policy, []).append((event, record.at))
+                context = trace_context.of_headers(record.headers)
+                if event.kind == "trained" and context is not None:
+                    self.router(event.policy).announced_in.setdefault(event.version, context)
         for policy, of_policy in events.items():
             self._trained.add(policy)
             router = self.router(policy)

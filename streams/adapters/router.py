@@ -20,6 +20,7 @@ from schemas.events import AdapterEvent, Coordinates, OutsideModel, Task
 from streams.adapters import serving
 from streams.adapters.serving import Serving, Status
 from streams.adapters.versions import AdapterFold, empty, fold
+from streams.observability.trace_context import Context
 
 BASE = 0
 """The version that needs no files."""
@@ -37,6 +38,8 @@ class VersionRouter:
         """Candidates that the store does not return at the moment."""
         self.trained_at: dict[int, Coordinates] = {}
         """Coordinates of the event that made each version."""
+        self.announced_in: dict[int, Context] = {}
+        """The trace of that event's record, for each version that has one."""
 
     def take(self, event: AdapterEvent) -> None:
         """Take in an adapter event without its coordinates; see `take_all`."""

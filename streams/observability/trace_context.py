@@ -84,6 +84,11 @@ def child(parent: Context, event_id: str) -> Context:
     return parent._replace(span_id=span_id_of(event_id))
 
 
+def loop_of(batch: Context) -> Context:
+    """Return the context of the iteration of a batch: the root of the batch's trace. It is no record."""
+    return child(batch, f"loop {batch.span_id}")
+
+
 def beginning(log: str, event_id: str, created_at: int, *, sampled: bool = True) -> Context:
     """Return the context of an event that begins a trace.
 

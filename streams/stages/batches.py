@@ -219,7 +219,7 @@ def register(driver: Driver) -> None:
         for batch in made:
             causes = [*(trace_context.parse(entry.trace) for entry in before.entries), cause]
             began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
-            joined = driver.traces.joins(cause, batch.batch_id, batch.created_at, causes)
+            joined = driver.traces.of_batch(batch, cause, causes)
             await outlet.emit_traced(batch, joined, began_ms=began_ms)
         _report(driver.meter, group.policy, before, window, made)
         windows[key] = dump(window)

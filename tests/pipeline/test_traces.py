@@ -101,7 +101,7 @@ def test_what_is_asked_of_vllm_and_of_a_judge_is_in_the_trace_of_the_task(kafka_
     ((_, asked_in),) = server.traced()
     assert asked_in == CAME.traceparent, "the record of the task: one request for the answers of all its slots"
     assert {reward.value for _, reward in read(settings, Reward)} == {0.7}
-    scores = receiver.named("score")
+    scores = receiver.named("rl.reward")
     assert {headers["traceparent"] for _, headers, _ in judge.requests} == {
         Context(CAME.trace_id, span.span_id).traceparent for span in scores
     }
@@ -133,9 +133,11 @@ def test_a_traced_task_is_followed_to_its_batch_and_to_the_version_trained_on_it
         with running(settings, tmp_path, "streams", "scoring", "policy", "train"):
             kinds = lambda: {event.kind for _, event in read(settings, AdapterEvent)}  # noqa: E731
             until(lambda: kinds() >= {"trained", "promoted"}, "a version, promoted", folder=tmp_path)
+            until(lambda: bool(receiver.named("rl.sync")), "the load of the version", folder=tmp_path)
     spans = {span.span_id: span for span in receiver.spans}
     assert len(spans) == len(receiver.spans)
-    assert _every_header_names_the_span_of_its_record(settings, spans) == len(spans)
+    (loop,), (sync,) = receiver.named("rl.loop"), receiver.named("rl.sync")  # the spans that are no records
+    assert _every_header_names_the_span_of_its_record(settings, spans) == len(spans) - 2
     assert {span.service.removeprefix("streamward-") for span in spans.values()} == {
         *("submit", "policy", "scoring", "streams", "train")
     }
@@ -148,9 +150,11 @@ def test_a_traced_task_is_followed_to_its_batch_and_to_the_version_trained_on_it
     _whole(spans, "untold", spans[span_id_of("untold")].trace_id, "")
     (batch,) = receiver.named("batch")
     assert {linked for _, linked in batch.links} == {span.span_id for span in receiver.named("join")}
-    assert batch.parent_id == "" and batch.trace_id != CAME.trace_id
-    (train,), (decide,) = receiver.named("train"), receiver.named("decide")
-    assert (train.parent_id, decide.parent_id) == (batch.span_id, train.span_id)
+    assert (loop.parent_id, batch.parent_id) == ("", loop.span_id) and batch.trace_id != CAME.trace_id
+    (train,), (decide,) = receiver.named("rl.train"), receiver.named("decide")
+    assert (train.parent_id, decide.parent_id, sync.parent_id) == (batch.span_id, train.span_id, train.span_id)
+    assert loop.began_ns <= train.began_ns and train.ended_ns <= loop.ended_ns
+    assert sync.attributes["rl.sync.bytes"] > 0 and sync.service == "streamward-policy"
 
 
 def _every_header_names_the_span_of_its_record(settings: Settings, spans: dict[str, Seen]) -> int:
@@ -182,11 +186,11 @@ def _whole(spans: dict[str, Seen], task_id: str, trace_id: str, above: str) -> N
     root = spans[span_id_of(task_id)]
     assert (root.trace_id, root.parent_id) == (trace_id, above)
     under = [span for span in spans.values() if span.parent_id == root.span_id]
-    samples = [span for span in under if span.name == "sample"]
+    samples = [span for span in under if span.name == "rl.sample"]
     (join,) = (span for span in under if span.name == "join")
     assert len(under) == SLOTS + 1 == len(samples) + 1
     scores = [span for span in spans.values() if span.parent_id in {span.span_id for span in samples}]
-    assert sorted(span.name for span in scores) == ["score"] * SLOTS
+    assert sorted(span.name for span in scores) == ["rl.reward"] * SLOTS
     assert {linked for _, linked in join.links} == {span.span_id for span in scores}
     assert {span.trace_id for span in (*under, *scores)} == {trace_id}
     assert child(Context(trace_id, above or root.span_id), task_id).span_id == root.span_id

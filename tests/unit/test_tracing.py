@@ -201,11 +201,11 @@ def test_every_event_comes_as_a_span_that_its_header_names() -> None:
         until(lambda: len(receiver.spans) == len(TRACED))
     assert {sent[span.span_id]: span.name for span in receiver.spans} == {
         "Task": "submit",
-        "Response": "sample",
-        "Reward": "score",
+        "Response": "rl.sample",
+        "Reward": "rl.reward",
         "AdvantagedGroup": "join",
         "Batch": "batch",
-        "AdapterEvent": "train",
+        "AdapterEvent": "rl.train",
     }
     for span in receiver.spans:
         assert (span.trace_id, span.parent_id, span.service) == (CAME.trace_id, CAME.span_id, "streamward-test")
@@ -229,6 +229,7 @@ def test_a_response_says_who_answered_how_long_it_took_and_what_it_cost_but_not_
         "gen_ai.usage.output_tokens": 2,
         "gen_ai.request.max_tokens": 12,
         "streamward.slot": 0,
+        "rl.sample.batch_size": said.group_size,
     }
     assert wanted.items() <= span.attributes.items()
     assert [one.string_value for one in span.attributes["gen_ai.response.finish_reasons"].values] == ["length"]
@@ -262,8 +263,43 @@ def test_a_decision_is_named_by_what_it_is_and_a_step_says_its_metrics() -> None
         for number, event in enumerate((trained, promoted)):
             one.report(event, one.follows(CAME, str(number)), AT)
     train, decide = sorted(receiver.spans, key=lambda span: span.name, reverse=True)
-    assert (train.name, train.attributes["streamward.step.loss"]) == ("train", 0.25)
+    assert (train.name, train.attributes["streamward.step.loss"]) == ("rl.train", 0.25)
+    assert train.attributes["rl.train.loss"] == 0.25
     assert (decide.name, decide.attributes["streamward.kind"]) == ("decide", "promoted")
+
+
+def test_an_iteration_is_the_root_of_its_batch_and_the_load_of_its_version_is_below_its_step() -> None:
+    batch, trained = (next(event for event in TRACED if isinstance(event, kind)) for kind in (Batch, AdapterEvent))
+    assert isinstance(batch, Batch) and isinstance(trained, AdapterEvent)
+    trained = replace(trained, first_batch=0, last_batch=3)
+    with receiving() as receiver, sending(receiver) as one:
+        of_batch = one.of_batch(batch, CAME, [CAME])
+        assert of_batch is not None
+        of_version = one.follows(of_batch.context, trained.event_id)
+        assert of_version is not None
+        one.report(batch, of_batch, AT)
+        one.report(trained, of_version, AT)
+        one.report_loop(trained, of_batch.context, T0)
+        one.report_sync(of_version.context, {"rl.sync.bytes": 7}, T0, None)
+        one.report_sync(of_version.context, {}, T0, "bad_adapter")
+        for unsampled in (None, CAME._replace(flags=0)):  # nothing is sent of these
+            one.report_loop(trained, unsampled, T0)
+            one.report_sync(unsampled, {}, T0, None)
+    (loop,), (cut,), (train,) = (receiver.named(name) for name in ("rl.loop", "batch", "rl.train"))
+    loaded, failed = receiver.named("rl.sync")
+    assert len(receiver.spans) == 5 and {span.trace_id for span in receiver.spans} == {of_batch.context.trace_id}
+    assert (loop.parent_id, cut.parent_id, train.parent_id) == ("", loop.span_id, cut.span_id)
+    assert loaded.parent_id == failed.parent_id == train.span_id and (loaded.failed, failed.failed) == (False, True)
+    assert loop.attributes["rl.loop.iteration"] == 3 and loaded.attributes["rl.sync.bytes"] == 7
+    assert {span.run for span in receiver.spans} == {("streamward", "streamward", Settings().model.base)}
+
+
+def test_without_a_receiver_neither_an_iteration_nor_a_load_is_reported() -> None:
+    batch, trained = (next(event for event in TRACED if isinstance(event, kind)) for kind in (Batch, AdapterEvent))
+    assert isinstance(batch, Batch) and isinstance(trained, AdapterEvent)
+    assert OFF.of_batch(batch, CAME, [CAME]) == Trace(CAME)
+    OFF.report_loop(trained, CAME, T0)
+    OFF.report_sync(CAME, {}, T0, None)
 
 
 # --- a receiver that does not do what it should -----------------------------------------------------------------------

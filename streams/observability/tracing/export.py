@@ -30,11 +30,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from streams.files import program_version
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.trace_context import Context
 from streams.observability.tracing.spans import Span
-from streams.settings.model import Tracing
+from streams.settings.model import Settings, Tracing
 
 BATCH_SPANS = 512
 """Maximum spans per request."""
@@ -50,12 +51,19 @@ log = logging.getLogger("streamward.tracing")
 class Exporter:
     """Sends spans in the background. Use as a context manager."""
 
-    def __init__(self, rule: Tracing, process: str, meter: Meter) -> None:
+    def __init__(self, settings: Settings, process: str, meter: Meter) -> None:
+        rule = settings.tracing
         names = {
             "service.name": f"streamward-{process}",
             "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
         }
-        self._resource = Resource.create({"service.namespace": "streamward", **names})
+        run = {
+            "rl.system": "streamward",
+            "rl.system.version": program_version(),
+            "rl.run.id": settings.topics.prefix.rstrip("."),
+            "rl.model.name": settings.model.base,
+        }
+        self._resource = Resource.create({"service.namespace": "streamward", **names, **run})
         self._queue = _CountedQueue(rule, meter)
         self._processor = BatchSpanProcessor(
             self._queue,

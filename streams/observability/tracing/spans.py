@@ -1,17 +1,20 @@
-"""The span of an event.
+"""The span of an event, and the spans of an iteration that are no events.
 
     event, its trace, where and when it was written ──► Span ──► streams/observability/tracing/export.py
 
     Task             submit  by its producer, or by the agent that read it without a trace
-    Response         sample  one slot, for the duration of its sampling
-    Reward           score   the score of one source
+    Response         rl.sample  one slot, for the duration of its sampling
+    Reward           rl.reward  the score of one source
     AdvantagedGroup  join    from the first record of its task until it is written
     Batch            batch   from the oldest of its groups until it is written
-    AdapterEvent     train   (kind trained) from loading its groups until it is announced
+    AdapterEvent     rl.train  (kind trained) from loading its groups until it is announced
                      decide  any other kind: promoted, rejected, canary_started, …
+    none             rl.loop  from the oldest group of a batch until its version is announced
+                     rl.sync  the weights of a version reach the engine of a policy agent
 
 Attributes have the names of OpenTelemetry's semantic conventions for messaging and generative AI if those have one
-(both are in development), and otherwise begin with `streamward.`.
+(both are in development), and those proposed for reinforcement learning: rl.* of
+open-telemetry/semantic-conventions-genai, issue 88. All others begin with `streamward.`.
 
 Texts are left out: no prompt, answer, rationale or token leaves the log this way.
 """
@@ -19,12 +22,13 @@ Texts are left out: no prompt, answer, rationale or token leaves the log this wa
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from schemas.conventions import has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response, Reward, Task
-from streams.observability.trace_context import Context, headers_of
+from streams.observability.trace_context import Context, child, headers_of, loop_of
 
 Value = str | bool | int | float | tuple[str, ...]
 Kind = Literal["INTERNAL", "CLIENT", "PRODUCER"]
@@ -73,8 +77,36 @@ def span_of(event: Event, trace: Trace, record: Coordinates, *, began_ms: float 
         "messaging.operation.name": name,
         **dict(_attributes(event)),
     }
-    present = {key: value for key, value in attributes.items() if value is not None}
-    return Span(name, kind, trace, min(began_ms, ended_ms), ended_ms, present, _error(event))
+    return Span(name, kind, trace, min(began_ms, ended_ms), ended_ms, _present(attributes), _error(event))
+
+
+def loop_span(version: AdapterEvent, batch: Context, *, began_ms: float) -> Span:
+    """Return the span of the iteration that made `version`, which ends now; `batch` is the context of its batch."""
+    attributes: dict[str, Value | None] = {
+        "streamward.policy": version.policy,
+        "streamward.adapter_version": version.version,
+        "rl.loop.iteration": version.last_batch,
+        "rl.algorithm": version.recipe.get("trainer.loss"),
+        **dict(_of_step(version.metrics)),
+    }
+    trace, ended_ms = Trace(loop_of(batch)), max(began_ms, time.time() * 1000)
+    return Span("rl.loop", "INTERNAL", trace, began_ms, ended_ms, _present(attributes), None)
+
+
+def sync_span(
+    announced: Context, process: str, attributes: Mapping[str, Value | None], *, began_ms: float, error: str | None
+) -> Span:
+    """Return the span of loading a version in `process`, which ends now; `announced` is the context of its record.
+
+    `error` is the reason why it could not be loaded, in one word.
+    """
+    trace = Trace(child(announced, f"sync {announced.span_id} {process}"), announced)
+    present = _present({**attributes, "rl.sync.destination": process})
+    return Span("rl.sync", "INTERNAL", trace, began_ms, max(began_ms, time.time() * 1000), present, error)
+
+
+def _present(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _identity(event: Event) -> tuple[str, Kind, str]:
@@ -83,15 +115,15 @@ def _identity(event: Event) -> tuple[str, Kind, str]:
         case Task():
             return "submit", "PRODUCER", event.task_id
         case Response():
-            return "sample", "CLIENT" if event.engine.startswith("vllm") else "INTERNAL", event.response_id
+            return "rl.sample", "CLIENT" if event.engine.startswith("vllm") else "INTERNAL", event.response_id
         case Reward():
-            return "score", "PRODUCER", event.reward_id
+            return "rl.reward", "PRODUCER", event.reward_id
         case AdvantagedGroup():
             return "join", "PRODUCER", event.group_id
         case Batch():
             return "batch", "PRODUCER", event.batch_id
         case AdapterEvent():
-            return "train" if event.kind == "trained" else "decide", "PRODUCER", event.event_id
+            return "rl.train" if event.kind == "trained" else "decide", "PRODUCER", event.event_id
     raise TypeError(f"{type(event).__name__} has no span")
 
 
@@ -119,6 +151,7 @@ def _attributes(event: Event) -> Iterator[tuple[str, Value | None]]:
             yield "gen_ai.response.id", event.response_id
             yield "gen_ai.evaluation.name", event.source
             yield "gen_ai.evaluation.score.value", event.value
+            yield "rl.reward.score", event.value
         case AdvantagedGroup():
             yield "streamward.purpose", event.purpose
             yield "streamward.adapter_version", event.adapter_version
@@ -131,6 +164,7 @@ def _attributes(event: Event) -> Iterator[tuple[str, Value | None]]:
         case Batch():
             yield "messaging.batch.message_count", event.groups
             yield "streamward.sequence", event.sequence
+            yield "rl.loop.iteration", event.sequence
             yield "streamward.responses", event.responses
             yield "streamward.loss_tokens", event.loss_tokens
             yield "streamward.dropped", len(event.dropped)
@@ -154,6 +188,7 @@ def _of_response(event: Response) -> Iterator[tuple[str, Value | None]]:
     yield "streamward.adapter_version", event.adapter_version
     yield "streamward.sampling_id", event.sampling_id
     yield "streamward.slot", event.slot
+    yield "rl.sample.batch_size", event.group_size
 
 
 def _of_adapter(event: AdapterEvent) -> Iterator[tuple[str, Value | None]]:
@@ -164,6 +199,14 @@ def _of_adapter(event: AdapterEvent) -> Iterator[tuple[str, Value | None]]:
     yield "streamward.expected_version", event.expected_version
     yield "streamward.verdict", event.verdict
     if event.kind == "trained":
+        yield from _of_step(event.metrics)
         for name, value in event.metrics.items():
             if math.isfinite(value):
                 yield f"streamward.step.{name}", value
+
+
+def _of_step(metrics: Mapping[str, float]) -> Iterator[tuple[str, Value | None]]:
+    for name, metric in (("rl.train.batch_size", "responses"), ("rl.train.tokens", "tokens")):
+        yield name, None if metric not in metrics else int(metrics[metric])
+    loss = metrics.get("loss", math.nan)
+    yield "rl.train.loss", loss if math.isfinite(loss) else None

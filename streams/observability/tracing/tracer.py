@@ -5,6 +5,7 @@
 
 A record is a span: it begins when the work on it began and ends when it is in the log, and its header names it. An
 event with one cause continues its trace. An event with many causes (a batch) begins its own trace with links to theirs.
+An iteration and the load of a version are spans without a record: report_loop, report_sync.
 
 Without tracing.otlp_endpoint no span is sent and no trace begins: a record caused by one with a trace gets the same
 header, unchanged, and all others none.
@@ -15,8 +16,10 @@ Of deliberate copies, those of a replay have no trace, and those of `admin dlq r
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Response, Reward, Task
@@ -24,7 +27,7 @@ from streams.errors import SettingsError
 from streams.observability import trace_context
 from streams.observability.metrics import OFF as NO_METER, Meter
 from streams.observability.trace_context import Context
-from streams.observability.tracing.spans import Span, Trace as Trace, span_of
+from streams.observability.tracing.spans import Span, Trace as Trace, Value, loop_span, span_of, sync_span
 from streams.settings.model import Settings
 
 Traced = Task | Response | Reward | AdvantagedGroup | Batch | AdapterEvent
@@ -102,6 +105,11 @@ class Tracer:
         sampled = any(link.sampled for link in links)
         return Trace(trace_context.beginning(self._log, event_id, created_at, sampled=sampled), None, links)
 
+    def of_batch(self, batch: Batch, cause: Context | None, causes: Iterable[Context | None]) -> Trace | None:
+        """Return the trace of a batch, as `joins`; its parent is the span of its iteration."""
+        trace = self.joins(cause, batch.batch_id, batch.created_at, causes)
+        return trace if trace is None or not self.on else trace._replace(parent=trace_context.loop_of(trace.context))
+
     def _root(self, task: Task) -> Trace | None:
         context = trace_context.beginning(self._log, task.task_id, task.created_at)
         return Trace(context) if trace_context.is_within(context, self._ratio) else None
@@ -129,6 +137,19 @@ class Tracer:
         if trace is None or not trace.context.sampled:
             return None
         return lambda record: self.report(event, trace, record, began_ms=began_ms)
+
+    def report_loop(self, version: AdapterEvent, batch: Context | None, began_ms: float) -> None:
+        """Report the iteration that made `version`: from its oldest group until now. `batch`: its batch's context."""
+        if self.on and batch is not None and batch.sampled:
+            self._take(loop_span(version, batch, began_ms=began_ms))
+
+    def report_sync(
+        self, announced: Context | None, attributes: Mapping[str, Value | None], began_ms: float, error: str | None
+    ) -> None:
+        """Report that this process has loaded a version, or why not. `announced`: the context of its event."""
+        if self.on and announced is not None and announced.sampled:
+            process = f"{socket.gethostname()}-{os.getpid()}"
+            self._take(sync_span(announced, process, attributes, began_ms=began_ms, error=error))
 
 
 class _TracingOff(Tracer):
@@ -187,5 +208,5 @@ def open_tracer(settings: Settings, process: str, meter: Meter = NO_METER) -> It
             f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, but the packages that send spans are missing: "
             f"{exc}. Install the extra, streamward[tracing], or leave tracing.otlp_endpoint empty"
         ) from exc
-    with export.Exporter(settings.tracing, process, meter) as exporter:
+    with export.Exporter(settings, process, meter) as exporter:
         yield Tracer(settings, exporter.take)

@@ -26,6 +26,8 @@ from streams.errors import EventError
 from streams.files import Scratch
 from streams.kafka.reader import fetch
 from streams.kafka.tracked import TrackedConsumer
+from streams.observability.tracing.spans import Value
+from streams.observability.tracing.tracer import Tracer
 from streams.settings.model import Settings
 
 CACHED = 4
@@ -98,10 +100,12 @@ class VersionLoader:
         engine: Engine,
         policy_log: PolicyLog,
         consumer: TrackedConsumer,
+        tracer: Tracer,
         capacity: int = CACHED,
     ) -> None:
         """`consumer` writes the dead letters of versions that cannot be loaded."""
         self._settings, self._engine, self._log, self._consumer = settings, engine, policy_log, consumer
+        self._tracer = tracer
         self._router = policy_log.state(settings.policy.name).router
         self._cache = AdapterCache(settings, engine, self._router, capacity)
         self._retry_at = 0.0
@@ -146,7 +150,7 @@ class VersionLoader:
             if outside is not None:
                 outside_model.check(outside, self._settings.outside)
                 return None
-            self._cache.serve(version)
+            self._load(version)
         except EventError as exc:
             if exc.reason == "store_unreachable" and version == router.candidate:
                 router.unreachable.add(version)
@@ -160,6 +164,31 @@ class VersionLoader:
         if before != version:
             self._log.follow()  # loading takes time
         return None
+
+    def _load(self, version: int) -> None:
+        """Make the engine serve a version of ours. Raises EventError."""
+        began_ms = time.time() * 1000
+        try:
+            self._cache.serve(version)
+        except EventError as exc:
+            if exc.reason != "store_unreachable":  # that one is tried again
+                self._report_sync(version, began_ms, exc.reason)
+            raise
+        self._report_sync(version, began_ms, None)
+
+    def _report_sync(self, version: int, began_ms: float, error: str | None) -> None:
+        """Report the first load of a version that has a trace."""
+        announced = self._router.announced_in.pop(version, None)
+        if announced is None:
+            return
+        known = self._router.adapters.versions[version]
+        attributes: dict[str, Value | None] = {
+            "streamward.policy": self._settings.policy.name,
+            "streamward.adapter_version": version,
+            "rl.sync.source": known.uri,
+            "rl.sync.bytes": sum(file.bytes for file in known.files),
+        }
+        self._tracer.report_sync(announced, attributes, began_ms, error)
 
     def _give_up(self, version: int, error: EventError) -> None:
         """Never try `version` again, and write a dead letter for the event that announced it."""

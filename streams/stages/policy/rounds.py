@@ -96,7 +96,7 @@ class PolicyRounds:
         self._io_steps, self._guard = io.steps, io.guard
         self._producer, self._state = io.producer, io.log.state(settings.policy.name)
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
-        self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, cached)
+        self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, io.tracer, cached)
         self._sampler = Sampler(engine, settings.policy, io.meter)
         self._outside = OutsideModels(settings.outside)
         self._responses = ResponseWriter(settings.topics, io.producer, io.meter, io.tracer)

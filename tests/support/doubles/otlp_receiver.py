@@ -31,6 +31,8 @@ class Seen:
     began_ns: int
     ended_ns: int
     failed: bool
+    run: tuple[str, str, str]
+    """System, run and model of its resource."""
 
 
 @dataclass
@@ -95,11 +97,16 @@ def spans_in(body: bytes) -> list[Seen]:
             began_ns=span.start_time_unix_nano,
             ended_ns=span.end_time_unix_nano,
             failed=span.status.code == 2,
+            run=_run(_plain(resource.resource.attributes)),
         )
         for resource in request.resource_spans
         for scope in resource.scope_spans
         for span in scope.spans
     ]
+
+
+def _run(resource: dict[str, Any]) -> tuple[str, str, str]:
+    return resource["rl.system"], resource["rl.run.id"], resource["rl.model.name"]
 
 
 def _plain(attributes: Any) -> dict[str, Any]:
