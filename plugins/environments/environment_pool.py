@@ -60,7 +60,8 @@ class EnvironmentPool:
     def open(self, start: EpisodeStart) -> Environment:
         """Return an environment for one episode at a time.
 
-        Its process is free again when the environment is garbage collected. Raises EpisodeError.
+        Its process is free again when the environment is garbage collected; one with a session on a server ends then.
+        Raises EpisodeError.
         """
         if not is_reference(start.name):
             return open_listed(start.name, start.settings)
@@ -114,7 +115,8 @@ class EnvironmentPool:
 
     def _release(self, name: str, process: _EnvironmentProcess) -> None:
         with self._lock:
-            if process.is_usable and process in self._alive and not process.is_spoilt():
+            is_reusable = process.is_usable and not process.has_session  # an idle one would hold the server's place
+            if is_reusable and process in self._alive and not process.is_spoilt():
                 self._idle[name].append(process)
                 return
             self._alive.discard(process)
@@ -152,6 +154,10 @@ class SandboxedEnvironment:
         result: StepResult = self._process.call("step", {"action": asdict(action)}, "result", RESULT)
         return result
 
+    def end_session(self) -> None:
+        """Release its session on a server, if it has one. Raises EpisodeError, and its process has ended then."""
+        self._process.end_session()
+
     def kill(self) -> None:
         """End its process: a call in progress fails. Any thread may call it."""
         self._process.is_usable = False
@@ -169,6 +175,8 @@ class _EnvironmentProcess(WorkerProcess):
         self.is_usable = True
         self.settings: dict[str, Any] | None = None
         """Of the environment that is open; None before the first."""
+        self.has_session = False
+        """Whether an episode on a server has begun and was not ended."""
         with _episode_errors():
             arguments = [str(int(limits.network)), host_of(name) or "", *folders]
             super().__init__(ENVIRONMENT, arguments, limits.variables)
@@ -184,6 +192,7 @@ class _EnvironmentProcess(WorkerProcess):
 
     def call(self, method: str, arguments: dict[str, Any], field: str, result_type: TypeAdapter[Any]) -> Any:
         """Return the result of a method, which is a field of the worker's answer. Raises EpisodeError."""
+        self.has_session = self.has_session or is_server(self._name)
         answer = self._request(method, arguments, self._limits.timeout_s)
         try:
             return result_type.validate_json(json.dumps(answer.get(field)), strict=True)
@@ -192,6 +201,12 @@ class _EnvironmentProcess(WorkerProcess):
             path = ".".join(map(str, error["loc"]))
             message = f"{self._name}: {method}: {path}: {error['msg']}, got {str(error['input'])[:80]!r}"
             raise EpisodeError(message, reason="bad_result") from exc
+
+    def end_session(self) -> None:
+        """Let its environment end the session on its server, if it has one. Raises EpisodeError."""
+        if self.has_session and self.is_usable:
+            self._request("end_session", {}, self._limits.timeout_s)
+            self.has_session = False
 
     def _request(self, method: str, arguments: dict[str, Any], limit_s: float) -> dict[str, Any]:
         request_id = token_hex(16)

@@ -1,6 +1,6 @@
 """The worker process of an environment by reference: it opens one, then resets and steps it.
 
-    stdin   JSON {"id", "do": "open" | "reset" | "step", …}       from the parent, which is trusted
+    stdin   JSON {"id", "do": "open" | "reset" | "step" | "end_session", …}   from the parent, which is trusted
     stdout  JSON {"id", …} with "version" | "observation" | "result" | "reason", "error"
 
 The pipes are from streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
@@ -88,6 +88,10 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
         _open[name] = load(name, request["settings"], request["credential"])
         return {"version": _open[name].version}
     environment = _open[name]
+    if request["do"] == "end_session":
+        if end := getattr(environment, "end_session", None):
+            end()
+        return {}
     if request["do"] == "reset":
         return {"observation": _as_json(request, environment.reset(request["seed"]))}
     return {"result": _as_json(request, environment.step(ACTION.validate_python(request["action"])))}

@@ -54,6 +54,7 @@ class EpisodeAgent:
         start = task.environment
         if start is None:
             return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
+        episode = None
         try:
             environment = self._opens(start)
             if task.purpose == "train" and random.random() < self._dead_share:  # noqa: S311 - a trial
@@ -61,6 +62,8 @@ class EpisodeAgent:
             episode = LiveEpisode(environment, start.name, start.seed, task.max_turns or 1)
             first = episode.begin()
         except EpisodeError as exc:
+            if episode is not None:
+                episode.close()
             return _fails(f"{exc.reason}: {exc}")
         return AgentWork(partial(self._run, episode, first), episode.observed)
 
@@ -80,6 +83,8 @@ class EpisodeAgent:
             return TrajectoryEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
         except CallFailed as exc:
             return TrajectoryEnd(exc.ending, str(exc), None, episode.observed)
+        finally:
+            episode.close()
 
 
 def _fails(reason: str) -> AgentWork:

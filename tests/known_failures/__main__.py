@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.generated_page import write_or_check
 from tests.known_failures.bad_input import INPUTS
-from tests.known_failures.edge import archive, assistants, offsets, readers, scores, structure, tokens
+from tests.known_failures.edge import archive, assistants, loops, offsets, readers, scores, structure, tokens
 from tests.known_failures.edge.situation import Situation
 from tests.known_failures.rows import FAILURES, KnownFailure
 
@@ -45,7 +45,7 @@ EDGE = """
 
 Unusual inputs by kind, each covered by tests. The first table has further cases of each kind.
 """
-KINDS = (structure, tokens, readers, scores, offsets, archive, assistants)
+KINDS = (structure, tokens, readers, scores, offsets, archive, assistants, loops)
 
 
 def page() -> str:

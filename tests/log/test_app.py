@@ -7,6 +7,8 @@ with what the log says they should have written.
 from __future__ import annotations
 
 import json
+import re
+import signal
 import time
 
 import pytest
@@ -14,7 +16,7 @@ from confluent_kafka import admin
 
 from streams.worker.faust.faust_agent import MAX_EVENTS
 from tests.support.log.join_bench import Bench, Traffic, bench, wait_until
-from tests.support.log.join_worker import PARTITIONS
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 
@@ -38,6 +40,63 @@ def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench:
         bench.start(driver=driver, **SESSION)
     traffic.judge()
     assert "are not in the log" not in bench.logs()
+
+
+@of_both_drivers
+def test_an_input_that_was_read_to_its_end_does_not_hold_up_the_other_after_a_restart(
+    bench: Bench, driver: str
+) -> None:
+    # Quix Streams waited for a record of the idle input, since it had seen none of it in this process
+    groups = [f"g{i}" for i in range(40)]
+    for group in groups:
+        bench.send("questions", group, {})
+    bench.producer.flush()
+    work_off(bench, driver)
+    for group in groups:
+        for slot in range(ANSWERS):
+            bench.send("answers", group, {"slot": str(slot)})
+    bench.producer.flush()
+    work_off(bench, driver)
+    assert bench.joined().keys() == set(groups)
+
+
+@of_both_drivers
+def test_partitions_that_move_while_changelogs_are_read_lose_nothing(bench: Bench, driver: str) -> None:
+    # each worker of a cold start takes partitions from others in the middle of their changelogs
+    bench.create({bench.changelog: {"cleanup.policy": "compact"}})
+    groups = [f"g{i}" for i in range(40)]
+    for group in groups:
+        bench.send_group(group) if group == "g0" else bench.send("questions", group, {})
+    bench.producer.flush()
+    work_off(bench, driver)
+    for number in range(400):  # 40 MB that a worker has to read before it may begin
+        bench.producer.produce(bench.changelog, b"x" * 100_000, b"of no group", number % PARTITIONS)
+        bench.producer.flush()
+    for group in groups:
+        for slot in range(ANSWERS):
+            bench.send("answers", group, {"slot": str(slot)})
+    bench.producer.flush()
+    assigned, done = re.compile(r"for rebalance #|owns \d+ partitions"), ("reads on", "recovered from")  # Faust, ours
+    first = bench.start(driver=driver, **SESSION)
+    wait_until(lambda: bool(assigned.search(first.log())), first.log)
+    first.process.send_signal(signal.SIGSTOP)
+    assert not any(word in first.log() for word in done), "it was stopped too late"
+    second = bench.start(driver=driver, **SESSION)
+    wait_until(lambda: bool(assigned.search(second.log())), second.log)  # the group has given up the first one
+    first.process.send_signal(signal.SIGCONT)
+    third = bench.start(driver=driver, **SESSION)
+    wait_until(lambda: bench.lag() == 0, bench.logs)
+    expected, joined = bench.expected(), bench.joined()
+    assert joined.keys() == set(groups) and all(found == [expected[group]] for group, found in joined.items())
+    assert [worker.process.poll() for worker in (second, third)] == [None, None], bench.logs()
+
+
+def work_off(bench: Bench, driver: str) -> None:
+    """Run a worker until all is committed."""
+    worker = bench.start(driver=driver, **SESSION)
+    wait_until(lambda: bench.lag() == 0, worker.log)
+    worker.stop()
+    worker.ends(with_code=0)
 
 
 @of_both_drivers

@@ -250,3 +250,38 @@ def test_a_restart_anywhere_cuts_the_same_batches(groups: list[AdvantagedGroup],
     restarted.offset = begin
     made += [encode(batch) for one in groups[begin:] for batch in restarted.read(one)]
     assert made == expected
+
+
+def trained_on(batches: list[Batch]) -> list[int]:
+    """The offsets of the groups that were trained on, in their order."""
+    return [offset for batch in batches for offset in batch.groups_offsets]
+
+
+@pytest.mark.parametrize("stop", range(9))
+def test_of_eight_groups_sampled_ahead_a_restart_skips_none_and_repeats_none(stop: int) -> None:
+    # elsewhere the place in the data was saved, and not the answers sampled ahead: 0 and 1, and then 4 to 7
+    line = Line(groups=2, max_policy_lag=4)
+    made = [batch for n in range(stop) for batch in line.read(numbered(n))]
+    row, seen = dump(line.window), dict(line.seen)
+    again = Line(groups=2, max_policy_lag=4)
+    again.window, again.offset, again.seen = load(row), stop, seen
+    made += [batch for n in range(stop, 8) for batch in again.read(numbered(n))]
+    assert trained_on(made) == [*range(8)] and [batch.groups for batch in made] == [2] * 4
+
+
+def test_a_stale_group_does_not_hold_back_the_place_at_which_a_restart_continues() -> None:
+    """Of 150 groups the third takes long: when it comes, its version is too old. Nothing before it is made again."""
+    line, late, order = Line(groups=2, max_policy_lag=4), 2, [*range(150)]
+    order.insert(100, order.pop(late))
+    made = [batch for n in order[:120] for batch in line.read(numbered(n, adapter_version=_of(n, order, late)))]
+    restarted = Line(groups=2, max_policy_lag=4)
+    restarted.window, restarted.offset, restarted.seen = load(dump(line.window)), line.offset, line.seen
+    made += [batch for n in order[120:] for batch in restarted.read(numbered(n, adapter_version=_of(n, order, late)))]
+    assert [(one.offset, one.reason) for batch in made for one in batch.dropped] == [(order.index(late), "stale")]
+    assert trained_on(made) == [at for at, n in enumerate(order) if n != late][:148]
+    assert [batch.sequence for batch in made] == [*range(74)]
+
+
+def _of(number: int, order: list[int], late: int) -> int:
+    """The version that samples a group: the newest one, but for the late group the first."""
+    return 0 if number == late else order.index(number) // 2 - 1 if order.index(number) > 1 else 0

@@ -123,6 +123,15 @@ def test_leaving_ends_every_child_by_sigterm_and_waits_for_it(tmp_path: Path) ->
     assert [processes.log_file(name).read_text().split() for name in ("one", "two")] == [["up", "drained"]] * 2
 
 
+def test_a_start_that_fails_half_way_ends_what_it_had_started(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), RestartedProcesses(tmp_path, dict(os.environ)) as processes:
+        processes.start("one", python(FOREVER))
+        first = processes.children["one"].process
+        until(lambda: is_up(processes, "one"))
+        processes.start("two", [str(tmp_path / "no such program")])
+    assert first.returncode is not None and not is_running(first.pid)
+
+
 def test_a_child_that_is_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with RestartedProcesses(tmp_path, dict(os.environ), grace_s=0.2) as processes:
         processes.start("deaf", python(DEAF))

@@ -89,6 +89,11 @@ class McpEnvironment(OfferedTools):
         self._disconnect()
         self._portal_context.__exit__(None, None, None)
 
+    def end_session(self) -> None:
+        """End the session, and the server if it was started here; the next episode begins another."""
+        self._is_new = False
+        self._disconnect()
+
     def _begin(self) -> tuple[Tool, ...]:
         """Begin a session, and list its tools."""
         if not self._is_new:

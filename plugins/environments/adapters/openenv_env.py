@@ -80,6 +80,10 @@ class OpenEnvEnvironment:
             self.close()
         return StepResult(Observation((_message(self._text(data)),)), reward=data.get("reward"), terminated=ended)
 
+    def end_session(self) -> None:
+        """End the session; the next `reset` begins another."""
+        self.close()
+
     def close(self) -> None:
         """End the session; the server may serve only one at a time."""
         self._connection = None

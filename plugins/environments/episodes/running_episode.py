@@ -8,6 +8,7 @@ log both use this, so they see the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -76,6 +77,12 @@ class LiveEpisode:
             reward=None if result.reward is None else float(result.reward),
         )
         return result
+
+    def close(self) -> None:
+        """Release the session of an environment that has one on a server; its process ends where that fails."""
+        if end := getattr(self._environment, "end_session", None):
+            with contextlib.suppress(EpisodeError):
+                end()
 
     def _full_name(self) -> str:
         return f"{self._name}@{self._environment.version}"

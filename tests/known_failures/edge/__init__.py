@@ -5,4 +5,5 @@ One module a kind, each with its heading and its situations; ten numbers are res
     structure  F35  text never becomes structure        scores   F65  rewards read what people write
     tokens     F45  what ends an answer, and is drawn   offsets  F75  offsets have holes
     readers    F55  text, tables and messages           archive  F85  the archive in every engine
+    assistants F95  assistants, agents and web pages    loops    F105 what other loops lost
 """

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
 
 from plugins.environments.by_reference import load
 from plugins.environments.environment_pool import EnvironmentPool, credential_of
@@ -91,6 +96,57 @@ def test_an_answer_without_end_is_too_large_and_not_slow() -> None:
         with pytest.raises(EpisodeError, match="pour answers with more than 4194304 characters") as caught:
             environment.step(calls(("pour", {})))
     assert caught.value.reason == "too_large"
+
+
+# --- sessions of a server that counts them ----------------------------------------------------------------------------
+
+
+@contextmanager
+def counted_sessions() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Run a server that speaks OpenEnv's messages; yield its name and the number of its open sessions."""
+    documents = {
+        "/schema": {"action": {"properties": {"text": {"type": "string"}}}},
+        "/metadata": {"version": "1"},
+    }
+    open_sessions: set[ServerConnection] = set()
+
+    def answer(session: ServerConnection) -> None:
+        open_sessions.add(session)
+        try:
+            for _ in session:
+                session.send(json.dumps({"type": "observation", "data": {"observation": {"text": "on"}}}))
+        finally:
+            open_sessions.discard(session)
+
+    def document(session: ServerConnection, request: Request) -> Response | None:
+        body = documents.get(request.path)
+        return None if body is None else session.respond(HTTPStatus.OK, json.dumps(body))
+
+    with serve(answer, "127.0.0.1", 0, process_request=document) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"openenv:http://127.0.0.1:{server.socket.getsockname()[1]}", lambda: len(open_sessions)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_episode_that_is_left_holds_no_session_of_its_server(closes: bool) -> None:
+    """It was cut off, or its agent is gone: the server would otherwise refuse the episodes of all others."""
+    with counted_sessions() as (name, sessions), closing(EnvironmentPool(Environments(servers=name))) as pool:
+        for number in range(2):
+            environment = pool.open(EpisodeStart(name=name, settings="{}", seed=number))
+            episode = LiveEpisode(environment, name, number, 1)
+            episode.begin()
+            assert sessions() == 1
+            assert episode.act(Action("go")).truncated
+            if closes:
+                episode.close()
+            del environment, episode
+            gc.collect()
+            until(lambda: sessions() == 0, "the end of the session")
 
 
 # --- OpenEnv ----------------------------------------------------------------------------------------------------------

@@ -102,6 +102,24 @@ class Absent:
         raise FileNotFoundError("its rules are gone")
 
 
+def test_the_session_of_an_environment_is_released_however_its_run_ends(url: str) -> None:
+    class Counted(Countdown):
+        sessions = 0
+
+        def reset(self, seed: int) -> Observation:
+            self.sessions += 1
+            return super().reset(seed)
+
+        def end_session(self) -> None:
+            self.sessions -= 1
+
+    ended, cut, broken = Counted(), Counted(), Counted(OSError("full"))
+    assert played(url, "ended", ended).ending == "completed"
+    assert played(url, "cut", cut, max_turns=1).success is False
+    assert played(url, "broken", broken).ending == "failed"
+    assert (ended.sessions, cut.sessions, broken.sessions) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "environment", "reason"),
     [

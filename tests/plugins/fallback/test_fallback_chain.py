@@ -272,6 +272,23 @@ def test_a_stream_begins_with_the_version_that_answers() -> None:
         )
 
 
+def test_a_stream_that_breaks_off_has_no_text_of_another_model_and_its_turn_keeps_what_was_sampled() -> None:
+    # elsewhere a second model continues the text of the first, in one answer under one name
+    with served() as server:
+        server.engine.says(tuple(b"fo"), "error")
+        answer = server.post("chat/completions", QUESTION | {"stream": True})
+        frames = [json.loads(frame.removeprefix("data: ")) for frame in answer.text.split("\n\n") if "{" in frame]
+        texts = [choice["delta"].get("content") or "" for frame in frames for choice in frame.get("choices", ())]
+        assert "".join(texts) == "fo" and frames[-1]["error"]["message"]
+        assert "x-streamward-fallback-reason" not in answer.headers and "[DONE]" not in answer.text
+        [turn] = server.turns
+        assert bytes(turn.completion_token_ids) == b"fo" and len(turn.logprobs) == 2
+        assert turn.finish_reason == "error" and turn.error
+        server.engine.says((), "error")
+        again = server.post("chat/completions", QUESTION)  # a retry is a call of its own
+        assert again.json()["choices"][0]["message"]["content"] == "four" and len(server.turns) == 2
+
+
 def test_every_call_is_answered_while_the_engine_is_unreachable() -> None:
     with served(max_failures=5, first_token_s=60.0, pause_s=0.01) as server:
         engine, away = server.engine, threading.Event()

@@ -27,6 +27,7 @@ from schemas.tokens import Octets
 from streams.adapters import stored_tensors
 from streams.kafka import times
 from streams.settings.model import Adapters, Prices, Settings
+from tests.plugins.tinker.pass_messages import PROTOBUF, pass_message
 from tests.support.callers import Caller, key
 from tests.support.factories import T0
 from tests.support.log.shared_node import own_topics
@@ -34,7 +35,6 @@ from tests.support.processes import read, write
 
 pytestmark = pytest.mark.kafka
 BASE = "smollm2-135m-instruct"
-PROTOBUF = {"content-type": "application/x-protobuf"}
 DATUM = {
     "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"type": "encoded_text", "tokens": [3]}]},
     "loss_fn_inputs": {
@@ -174,6 +174,27 @@ def test_protobuf_and_json_are_the_same_call(loop: Loop) -> None:
     raw = message_of(model, 1).SerializeToString()
     first = loop.ask("forward_backward", content=raw, headers=PROTOBUF)
     assert loop.ask("forward_backward", forward_backward(model, 1)) == first
+
+
+def test_many_large_calls_at_once_are_all_in_the_log_and_heartbeats_are_answered_meanwhile(loop: Loop) -> None:
+    """A burst filled the connections of a server that stores calls in a database; some numbers were missing then."""
+    model, session = loop.model(), loop.session()
+    bodies = [pass_message(model, number, 2, 1500).SerializeToString() for number in range(1, 33)]  # 48 KB each
+
+    async def burst() -> tuple[list[httpx.Response], list[int]]:
+        async with loop.client() as client:
+            calls = [client.post("forward_backward", content=raw, headers=PROTOBUF) for raw in reversed(bodies)]
+            sent, beats = asyncio.gather(*calls), list[int]()
+            while not sent.done():
+                beat = await client.post("session_heartbeat", json={"session_id": session})
+                beats.append(beat.status_code)
+            return await sent, beats
+
+    answers, beats = asyncio.run(burst())
+    assert [answer.status_code for answer in answers] == [200] * 32, answers[0].text
+    assert set(beats) == {200}
+    stored = [call.seq_id for call in loop.calls() if call.model == model and call.kind == "forward_backward"]
+    assert sorted(number for number in stored if number is not None) == [*range(1, 33)]
 
 
 def test_a_sparse_input_is_in_the_log_with_every_value(loop: Loop) -> None:
