@@ -40,7 +40,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F107",
         what="The trainer is killed after it has published its weights and before they are committed. Elsewhere "
-        "the next start built another batch, which contradicted the published one, and nothing went on "
+        "the next start built another batch, which contradicted the published one, and nothing continued "
         "without an operator (reef 332).",
         result="A batch is a record, so the next start trains the same one. Killed after the step, the checkpoint, "
         "the store or the event, it announces the version once, with the same bytes.",
