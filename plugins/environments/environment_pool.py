@@ -60,8 +60,8 @@ class EnvironmentPool:
     def open(self, start: EpisodeStart) -> Environment:
         """Return an environment for one episode at a time.
 
-        Its process is free again when the environment is garbage collected; one with a session on a server ends then.
-        Raises EpisodeError.
+        Its process is free again when the environment is garbage collected, which ends a session on a server. Raises
+        EpisodeError.
         """
         if not is_reference(start.name):
             return open_listed(start.name, start.settings)
@@ -115,8 +115,12 @@ class EnvironmentPool:
 
     def _release(self, name: str, process: _EnvironmentProcess) -> None:
         with self._lock:
-            is_reusable = process.is_usable and not process.has_session  # an idle one would hold the server's place
-            if is_reusable and process in self._alive and not process.is_spoilt():
+            is_alive = process.is_usable and process in self._alive
+        if is_alive:  # an idle process would hold a place of its server
+            with contextlib.suppress(EpisodeError):
+                process.end_session()
+        with self._lock:
+            if process.is_usable and process in self._alive and not process.is_spoilt():
                 self._idle[name].append(process)
                 return
             self._alive.discard(process)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
@@ -112,11 +113,10 @@ def counted_sessions() -> Iterator[tuple[str, Callable[[], int]]]:
 
     def answer(session: ServerConnection) -> None:
         open_sessions.add(session)
-        try:
+        with suppress(ConnectionClosed):
             for _ in session:
                 session.send(json.dumps({"type": "observation", "data": {"observation": {"text": "on"}}}))
-        finally:
-            open_sessions.discard(session)
+        open_sessions.discard(session)
 
     def document(session: ServerConnection, request: Request) -> Response | None:
         body = documents.get(request.path)
