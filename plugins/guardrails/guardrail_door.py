@@ -109,7 +109,7 @@ class GuardrailDoor(CallGuard):
         events = [event for text, findings in reviews for event in self.events(origin, text, findings)]
         if not any(findings for _, findings in reviews) and self.rule.record_passes:
             events.append(pass_event(origin))
-        blocked = blocked_texts(reviews)
+        blocked = refusals(reviews)
         if blocked and origin.mode == "block":
             text, finding = blocked[0]
             if not events:  # it was recorded before, and is refused again
@@ -117,7 +117,7 @@ class GuardrailDoor(CallGuard):
             problem = f"{text.path} is refused by {finding.rule}: {finding.reason}"
             return CallAdmission(call, events, CallError("content_filter", problem, text.path))
         if origin.mode == "block":
-            call = with_texts(call, redacted_texts(reviews))
+            call = with_texts(call, replacements(reviews))
         elif origin.mode == "advise":
             call = with_advice(
                 call,
@@ -249,10 +249,10 @@ class GuardedAnswer(AnswerGuard):
         released = self._release(reply.content, is_whole=True)
         if self.withheld is not None:
             return self._cut(reply, released, events)
-        if blocked := blocked_texts(reviews):  # in a tool call, by a model, or as a failure: of no place in the text
+        if blocked := refusals(reviews):  # in a tool call, by a model, or as a failure: of no place in the text
             self.withheld = blocked[0][1].rule
             return self._cut(reply, before, events)
-        texts = redacted_texts(reviews) | {text.path: released.text}
+        texts = replacements(reviews) | {text.path: released.text}
         if self.redacted is None and len(texts) > 1:
             self.redacted = next(f.rule for _, findings in reviews for f in findings if f.is_redacted)
         return AnswerVerdict(message_with(reply, "answer", texts), released.unchanged, events)
@@ -285,7 +285,7 @@ class GuardedAnswer(AnswerGuard):
         return [event for text, findings in reviews for event in self._door.events(self._origin, text, findings)]
 
 
-def blocked_texts(reviews: Iterable[Review]) -> list[tuple[CallText, Finding]]:
+def refusals(reviews: Iterable[Review]) -> list[tuple[CallText, Finding]]:
     """Return what is blocked: also words that are to be replaced where none can be, as in a name."""
     return [
         (text, finding)
@@ -295,7 +295,7 @@ def blocked_texts(reviews: Iterable[Review]) -> list[tuple[CallText, Finding]]:
     ]
 
 
-def redacted_texts(reviews: Iterable[Review]) -> dict[str, str]:
+def replacements(reviews: Iterable[Review]) -> dict[str, str]:
     """Return the texts in which words are replaced, by path."""
     replaced = ((text, [finding for finding in findings if finding.is_redacted]) for text, findings in reviews)
     return {

@@ -28,7 +28,7 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from tests.benchmarks.whole_groups import whole
 from tests.chaos import clocks
-from tests.chaos.load import Load
+from tests.chaos.load import Load, person
 from tests.chaos.matrix import fault
 from tests.chaos.world import World
 
@@ -168,7 +168,7 @@ def _backwards(settings: Settings, load: Load) -> Iterator[None]:
         for number in itertools.count():
             group = whole(f"early {load.seed} {number}")
             for event in (*group.rewards, *group.responses, group.task):
-                producer.send(event)
+                producer.send(replace(event, subject=person(number)))
             producer.flush()
             load.ledger.note(group.task.task_id, "acknowledged")
             yield
