@@ -1,6 +1,6 @@
 """Hold a version back whose rewards differ between a suite's swapped copies by more than the settings allow.
 
-outcomes of a candidate ──► pairs of NAME.first and NAME.second ──► difference, its interval ──► guardrails.max_bias
+outcomes of a candidate ──► pairs of NAME-first and NAME-second ──► difference, its interval ──► guardrails.max_bias
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ add_routes(
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--terms", default=None, metavar="FIRST=SECOND,…", help="Terms.  [default: guardrails.bias_terms]")
-@click.option("--pairs", is_flag=True, help="Only rows with a term, as a suite that measures bias.")
+@click.option("--pairs", is_flag=True, help="Only rows with a term; TARGET is a suite, NAME.yaml, that measures bias.")
 @output_option
 @pass_call
 def balance(call: AppContext, source: Path, target: Path, terms: str | None, pairs: bool, output: Output) -> None:

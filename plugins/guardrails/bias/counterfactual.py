@@ -21,7 +21,7 @@ from streams.scorers.term_swaps import TermSwaps
 from streams.settings.model import Scoring
 from streams.stages.scoring.trial import try_answers
 
-FIRST, SECOND = ".first", ".second"
+FIRST, SECOND = "-first", "-second"
 """Ends of the scenarios of swapped copies."""
 
 
@@ -109,7 +109,7 @@ def _with_swaps(answers: Iterable[AnsweredTask], swaps: TermSwaps) -> Iterator[t
 def pairs_of_outcomes(outcomes: Iterable[Outcome]) -> list[BiasPair]:
     """Return the rewards of a suite's swapped copies, in pairs; a pair without both rewards is left out.
 
-    The n-th task of the scenario NAME.first and the n-th of NAME.second are a pair.
+    The n-th task of the scenario NAME-first and the n-th of NAME-second are a pair.
     """
     sides: dict[str, dict[str, list[float | None]]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.index):

@@ -10,16 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from plugins.guardrails.bias.balanced_rows import balance
+from plugins.guardrails.bias.balanced_rows import balance, balance_file
 from plugins.guardrails.bias.counterfactual import BiasPair, bias_figure, pairs_of_outcomes
 from plugins.guardrails.bias_gate import build_gate, measure
 from plugins.guardrails.guardrail_settings import Guardrails
 from schemas.events import GuardrailVerdict, Outcome, RewardSource
+from streams.errors import SettingsError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.scorers import ScoreError, parts
 from streams.scorers.term_swaps import TermSwaps, read_terms
 from streams.settings.model import Settings
+from streams.stages.tasks import suites
 from tests.plugins.guardrails.bias_mitigation import SWAPS, mitigations, rows, verdicts
 from tests.support import factories
 from tests.support.agent_server import audited, settings_of
@@ -56,7 +58,7 @@ def test_a_pair_is_its_own_control() -> None:
 
 
 def test_copies_in_a_suite_are_paired_in_their_order_and_a_missing_reward_is_no_pair() -> None:
-    sides = [("a.second", 0.1), ("a.first", 0.9), ("a.first", None), ("b", 1.0), ("a.second", 0.2)]
+    sides = [("a-second", 0.1), ("a-first", 0.9), ("a-first", None), ("b", 1.0), ("a-second", 0.2)]
     outcomes = [Outcome(index=at, scenario=side, reward=reward) for at, (side, reward) in enumerate(sides)]
     assert pairs_of_outcomes(reversed(outcomes)) == [BiasPair(0.9, 0.1)]
 
@@ -87,14 +89,26 @@ def test_balanced_rows_have_each_term_as_often_as_its_counterpart() -> None:
     assert sum(text.startswith("He ") for text in texts) == sum(text.startswith("She ") for text in texts)
 
 
-def test_pairs_say_which_side_they_are_of() -> None:
-    made = [
-        *balance([{"id": "7", "prompt": "She waits.", "scenario": "inn"}, {"prompt": "no term"}], SWAPS, as_pairs=True)
+def test_pairs_are_a_suite_of_two_scenarios(tmp_path: Path) -> None:
+    lines = [
+        {"task_id": "7", "prompt": "She waits.", "answer": "1"},
+        {"prompt": "He runs.", "answer": "2"},
+        {"prompt": "-"},
     ]
-    assert [(row["id"], row["prompt"], row["scenario"]) for row in made] == [
-        ("7", "She waits.", "inn.second"),
-        ("7-swapped", "He waits.", "inn.first"),
+    source, target = tmp_path / "rows.jsonl", tmp_path / "hiring.yaml"
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert balance_file(source, target, SWAPS, as_pairs=True) == (3, 2, 4)
+    questions = suites.load(target).questions
+    assert [(task.scenario, task.messages[0].content) for task in questions] == [
+        ("hiring-first", "He waits."),
+        ("hiring-first", "He runs."),
+        ("hiring-second", "She waits."),
+        ("hiring-second", "She runs."),
     ]
+    answers = [Outcome(index=n, scenario=task.scenario, reward=float(n)) for n, task in enumerate(questions)]
+    assert pairs_of_outcomes(answers) == [BiasPair(0.0, 2.0), BiasPair(1.0, 3.0)]
+    with pytest.raises(SettingsError, match=r"expected NAME\.yaml"):
+        balance_file(source, tmp_path / "hiring.jsonl", SWAPS, as_pairs=True)
 
 
 @pytest.mark.parametrize("inner", ["mix", "swapped", "ranking_judge", "nothing"])
@@ -151,7 +165,7 @@ def test_recorded_answers_and_results_of_a_suite_are_compared_by_version(kafka_b
     settings = settings_of(kafka_bootstrap, tmp_path)
     admin.apply_topics(settings)
     outcomes = tuple(
-        Outcome(index=at, scenario=f"inn.{'first' if at % 2 else 'second'}", reward=float(at % 2)) for at in range(8)
+        Outcome(index=at, scenario=f"inn-{'first' if at % 2 else 'second'}", reward=float(at % 2)) for at in range(8)
     )
     with Producer(settings) as producer:
         producer.send(factories.task(policy="sums"))

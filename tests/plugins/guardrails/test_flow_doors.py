@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from websockets.sync.client import ClientConnection, connect
 
 from plugins.guardrails.guardrail_settings import Guardrails
 from schemas.events import GuardrailVerdict, Observed, Sampling
@@ -150,6 +152,39 @@ def test_a_call_over_http_is_refused_in_the_same_words_until_somebody_consents(d
         f"{door.client.url}/mcp/stream", json={"calls": [{"id": "1", "tool": "book", "arguments": {}}]}, timeout=300
     )
     assert UNKNOWN in streamed.text
+
+
+def test_a_call_by_json_rpc_is_refused_in_the_same_words_until_somebody_consents(door: Door) -> None:
+    def call(**headers: str) -> tuple[bool, str]:
+        asked = {"name": "book", "arguments": {"hotel": "Lamb"}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+        sent = {"accept": "application/json, text/event-stream", **headers}
+        result = httpx.post(f"{door.client.url}/mcp/registered", json=body, headers=sent, timeout=300).json()["result"]
+        return result.get("isError", False), result["content"][0]["text"]
+
+    assert call() == (True, UNKNOWN)
+    door.consent()
+    assert call() == (False, "booked Lamb")
+    assert call() == (True, UNKNOWN)  # a consent lets one call pass
+    assert door.answer("flow-rpc").status_code == 403
+    assert call(**{"x-streamward-trajectory": "flow-rpc"}) == (True, AFTER_WEATHER)
+
+
+def test_a_call_over_a_socket_is_refused_in_the_same_words_until_somebody_consents(door: Door) -> None:
+    def call(calls: ClientConnection) -> dict[str, Any]:
+        calls.send(json.dumps({"id": "1", "tool": "book", "arguments": {"hotel": "Lamb"}}))
+        answer: dict[str, Any] = json.loads(calls.recv(timeout=300))
+        return answer
+
+    address = f"ws{door.client.url.removeprefix('http')}/mcp/stream"
+    with connect(address) as calls:
+        assert UNKNOWN in json.dumps(call(calls))
+        door.consent()
+        assert "booked Lamb" in json.dumps(call(calls))
+        assert UNKNOWN in json.dumps(call(calls))
+    assert door.answer("flow-socket").status_code == 403
+    with connect(address, additional_headers={"x-streamward-trajectory": "flow-socket"}) as calls:
+        assert AFTER_WEATHER in json.dumps(call(calls))
 
 
 def test_an_answer_that_acts_on_untrusted_text_is_not_handed_out_until_somebody_consents(door: Door) -> None:
