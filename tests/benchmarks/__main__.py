@@ -1,6 +1,8 @@
 """Run the benchmarks that are named, or all: one JSON line on stdout for each case, progress on stderr.
 
-    python -m tests.benchmarks [NAME ...] [--write] [--list]
+    python -m tests.benchmarks [NAME ...] [SEED ...] [--write] [--list]
+
+Numbers are the seeds of benchmarks that have some.
 
 Not covered: pass or fail. A line says its target and whether it was met; a busy machine is no failure.
 """
@@ -34,15 +36,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help=f"put the results into the table of docs/{DOCS.name}")
     parser.add_argument("--list", action="store_true", help="say what each measures, and run nothing")
     given = parser.parse_args(arguments)
-    if unknown := set(given.names) - set(NAMES):
+    seeds = [int(word) for word in given.names if word.isdecimal()]
+    names = [word for word in given.names if not word.isdecimal()]
+    if unknown := set(names) - set(NAMES):
         parser.error(f"no benchmark is called {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}")
     lines = []
-    for name in given.names or NAMES:
+    for name in names or NAMES:
         module = importlib.import_module(MODULES[name])
         if given.list:
             print(f"{name:17} {(module.__doc__ or '').splitlines()[0]}")
             continue
-        for line in module.run():
+        for line in module.run(seeds) if seeds else module.run():
             print(json.dumps(line), flush=True)
             lines.append(line)
     if given.write:

@@ -309,8 +309,11 @@ def run(
     *,
     into: Path | None = None,
     changed: Collection[str] = (),
+    compare: bool = True,
 ) -> Iterator[ReproducedVersion]:
     """Train the planned versions and yield each with its comparison; the first difference ends it.
+
+    With `compare` false it does not: the plan has other batches than those recorded.
 
     Their checkpoints are kept in `into`/POLICY, from where a trainer can resume; without `into` nothing is kept.
     `changed` names keys of model and trainer to take from `settings` instead of the recipes.
@@ -327,7 +330,7 @@ def run(
         checkpoint.explaining_disks(str(folder), "Make room, or name another folder with --into"),
     ):
         work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
-        yield from work.versions()
+        yield from work.versions(compare=compare)
 
 
 @contextmanager
@@ -372,8 +375,8 @@ class _Reproduction:
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
         self._began = time.perf_counter()
 
-    def versions(self) -> Iterator[ReproducedVersion]:
-        """Yield each version, up to the first that differs."""
+    def versions(self, *, compare: bool) -> Iterator[ReproducedVersion]:
+        """Yield each version; with `compare` up to the first that differs."""
         for step in self._plan.steps:
             self._began = time.perf_counter()
             if step.remake is not None:
@@ -382,7 +385,7 @@ class _Reproduction:
                 assert step.at is not None and step.batch is not None  # noqa: S101 - what is planned has one of them
                 version = self._train(step.event, step.at, step.batch)
             yield version
-            if not version.equal:
+            if compare and not version.equal:
                 return
 
     def _remake(self, event: AdapterEvent, remake: Remake) -> ReproducedVersion:

@@ -21,7 +21,7 @@ VOCABULARY = 64
 TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
 
 
-def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
+def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY, *, initializer_range: float = 0.3) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=32,
@@ -34,7 +34,7 @@ def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        initializer_range=0.3,
+        initializer_range=initializer_range,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
