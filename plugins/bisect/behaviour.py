@@ -1,9 +1,9 @@
-"""What is looked for: an expression, and which answers show it.
+"""The behaviour that a search is for: an expression, and the answers that show it.
 
-    SQL over responses | scorer:NAME | text:WORDS ──► Behaviour ──► Answers ──► Mark of each recorded or sampled answer
+    SQL over responses | scorer:NAME | text:WORDS ──► Behaviour ──► PolicyAnswers ──► Mark of each answer
 
-A recorded answer is a row of `unique_responses`; one that is sampled anew is a row with the same columns, so the same
-SQL holds for both. An expression that is NULL is not shown.
+A recorded answer is a row of `unique_responses`; one that is sampled again is a row with the same columns, so the same
+SQL holds for both. An expression that is NULL is not shows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from streams.tools.query.views import literal
 
 SCORER, TEXT = "scorer:", "text:"
 SAMPLED = "bisect_answers"
-"""The view of answers that were sampled anew."""
+"""The view of answers that were sampled again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What is looked for in an answer."""
+    """The behaviour that a search is for."""
 
     text: str
     """As it was given."""
@@ -69,22 +69,27 @@ class RecordedAnswer(NamedTuple):
     """Of its prompt and of itself."""
 
 
-class TaughtResponse(NamedTuple):
-    """A response that a version was trained on."""
+class GroupPlace(NamedTuple):
+    """A group of a batch."""
 
     version: int
-    """The version that it made."""
+    """The version that its batch made."""
     batch: int
     group_id: str
     task_id: str
     partition: int
     offset: int
-    """Coordinates of its group."""
+
+
+class TaughtResponse(NamedTuple):
+    """A response that a version was trained on."""
+
+    place: GroupPlace
     response_id: str
     advantage: float
 
 
-class Answers:
+class PolicyAnswers:
     """The answers of a policy in the log as it is now. Close it at the end."""
 
     def __init__(self, settings: Settings, policy: str, behaviour: Behaviour, source: Source, history: History) -> None:
@@ -100,7 +105,7 @@ class Answers:
         """Release the session."""
         self._session.close()
 
-    def recorded(self, newest: int, purpose: Purpose) -> list[RecordedAnswer]:
+    def read_recorded(self, newest: int, purpose: Purpose) -> list[RecordedAnswer]:
         """Return every answer of versions up to `newest`; failed ones are left out. Raises as `Session.run`."""
         condition = (
             f"policy = {literal(self._policy)} AND error IS NULL AND adapter_version <= {newest} "
@@ -109,11 +114,11 @@ class Answers:
         rows = list(self._rows(self._statement("unique_responses", condition)))
         self.tasks = self._tasks({row["task_id"] for row in rows})
         return [
-            RecordedAnswer(Mark(row["adapter_version"], row["task_id"], shown), row["response_id"], row["tokens"])
-            for row, shown in self._with_shows(rows)
+            RecordedAnswer(Mark(row["adapter_version"], row["task_id"], shows), row["response_id"], row["tokens"])
+            for row, shows in self._with_shows(rows)
         ]
 
-    def sampled(self, responses: Sequence[Response]) -> list[Mark]:
+    def mark_sampled(self, responses: Sequence[Response]) -> list[Mark]:
         """Return the marks of answers that are not in the log."""
         topic = topics(self._settings.topics)["responses"].name
         payloads: list[bytes | None] = [encode(response) for response in responses]
@@ -123,14 +128,15 @@ class Answers:
         table = decode.decode_rows(Response, rows).table
         self._session.con.from_arrow(table).create_view(SAMPLED, replace=True)
         described = list(self._rows(self._statement(SAMPLED)))
-        return [Mark(row["adapter_version"], row["task_id"], shown) for row, shown in self._with_shows(described)]
+        return [Mark(row["adapter_version"], row["task_id"], shows) for row, shows in self._with_shows(described)]
 
     def taught(self, first: int, last: int) -> list[TaughtResponse]:
         """Return the responses from which the versions from `first` to `last` were made."""
         names = "version, batch, group_id, task_id, group_partition, group_offset, response_id, advantage"
         condition = f"policy = {literal(self._policy)} AND version BETWEEN {first} AND {last} AND advantage IS NOT NULL"
         rows = self._rows(f"SELECT {names} FROM lineage WHERE {condition} ORDER BY ALL")  # noqa: S608
-        return [TaughtResponse(*row.values()) for row in rows]
+        groups = ((GroupPlace(*list(row.values())[:-2]), row) for row in rows)
+        return [TaughtResponse(place, row["response_id"], row["advantage"]) for place, row in groups]
 
     def _statement(self, view: str, condition: str = "true") -> str:
         shows = f"coalesce(({self._behaviour.sql}\n), false)" if self._behaviour.sql else "NULL"
@@ -155,7 +161,7 @@ class Answers:
         scorable = [row for row in rows if row["task_id"] in self.tasks]
         texts = ((self.tasks[row["task_id"]], row["text"]) for row in scorable)
         outcomes = list(try_answers(self._settings.scoring, scorer, texts))
-        scores = [(row, one.value) for row, one in zip(scorable, outcomes, strict=True)]
+        scores = [(row, outcome.value) for row, outcome in zip(scorable, outcomes, strict=True)]
         scored = [(row, value >= self._behaviour.at_least) for row, value in scores if value is not None]
         if scorable and not scored:
             error = outcomes[0].error or "it abstained"
@@ -164,10 +170,10 @@ class Answers:
 
     def _tasks(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Return the tasks with these ids that the log or the archive still has."""
-        wanted, tasks = {task_id.encode() for task_id in task_ids}, dict[str, Task]()
+        keys, tasks = {task_id.encode() for task_id in task_ids}, dict[str, Task]()
         bounds = self._history.bounds(["tasks"])
         starts, ends = ({tp: bound[side] for tp, bound in bounds.items()} for side in (0, 1))
         for record in self._history.read(starts, ends):
-            if record.key in wanted and not isinstance(task := record.decode(Task), Poison):
+            if record.key in keys and not isinstance(task := record.decode(Task), Poison):
                 tasks.setdefault(task.task_id, task)
         return tasks

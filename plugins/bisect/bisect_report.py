@@ -11,14 +11,14 @@ from plugins.bisect.bisection import Bisection
 from plugins.bisect.version_search import rows
 from streams.evaluation.sequential import ConfidenceSequence
 
-SHOWN = 10
+TABLE_GROUPS = 10
 """Groups in the table."""
 
 
 def sentence(bisection: Bisection) -> str:
     """Return the result in words."""
     request, turning = bisection.request, bisection.search.turning
-    what = f"policy {request.policy} shows {request.behaviour.text}"
+    subject = f"policy {request.policy} shows {request.behaviour.text}"
     if turning is None:
         difference = bisection.search.difference(request.bad)
         seen = f"version {request.bad} shows it in {_share(bisection, request.bad)}, version {request.good} in "
@@ -29,32 +29,32 @@ def sentence(bisection: Bisection) -> str:
         return f"nothing found: {seen}; the difference is below {request.least_rise:g}"
     since = f"version {turning.last}" if turning.first == turning.last else f"version {turning.first} to {turning.last}"
     text = (
-        f"since {since} {what} more often: {_share(bisection, turning.last)}, against "
+        f"since {since} {subject} more often: {_share(bisection, turning.last)}, against "
         f"{_share(bisection, request.good)} at version {request.good}"
     )
     if bisection.left_out:
         batches = sorted({group.place.batch for group in bisection.left_out})
         text += f"; {len(bisection.left_out)} groups of batch {', '.join(map(str, batches))} taught it most"
-    return text + _without(bisection)
+    return text + _outcome(bisection)
 
 
-def _without(bisection: Bisection) -> str:
-    found = bisection.counterfactual
-    if found is None:
+def _outcome(bisection: Bisection) -> str:
+    trial = bisection.counterfactual
+    if trial is None:
         return "" if bisection.why_none is None else f"; no counterfactual: {bisection.why_none}"
-    share = f"{found.shown / max(1, found.answers):.0%} of {found.answers} answers"
+    share = f"{trial.showing / max(1, trial.answers):.0%} of {trial.answers} answers"
     ends = {
         "gone": "it is gone",
         "less": "it is less, and not gone",
         "remains": "it remains",
         "open": "too few answers to tell",
     }
-    return f"; trained again without them it shows it in {share}: {ends[found.outcome]}"
+    return f"; trained again without them it shows it in {share}: {ends[trial.outcome]}"
 
 
 def _share(bisection: Bisection, version: int) -> str:
-    shown, answers = bisection.search.shares.counts(version)
-    return f"{shown / answers:.0%} of {answers} answers" if answers else "no answer"
+    showing, answers = bisection.search.shares.counts(version)
+    return f"{showing / answers:.0%} of {answers} answers" if answers else "no answer"
 
 
 def _span(difference: ConfidenceSequence) -> str:
@@ -63,7 +63,7 @@ def _span(difference: ConfidenceSequence) -> str:
 
 def plain(bisection: Bisection) -> dict[str, Any]:
     """Return the whole result as JSON has it."""
-    request, turning, found = bisection.request, bisection.search.turning, bisection.counterfactual
+    request, turning, trial = bisection.request, bisection.search.turning, bisection.counterfactual
     left_out = {group.place for group in bisection.left_out}
     return {
         "policy": request.policy,
@@ -77,19 +77,19 @@ def plain(bisection: Bisection) -> dict[str, Any]:
         "batches": [asdict(batch) for batch in taught_groups.by_batch(bisection.groups)],
         "groups": [
             group.place._asdict()
-            | {"shown": group.shown, "responses": group.responses, "taught": group.taught}
+            | {"showing": group.showing, "responses": group.responses, "taught": group.taught}
             | {"left_out": group.place in left_out}
             for group in bisection.groups
         ],
         "counterfactual": None
-        if found is None
+        if trial is None
         else {
-            "from_version": found.start,
-            "answers": found.answers,
-            "share": found.shown / max(1, found.answers),
-            "to_turning": found.to_turning and found.to_turning._asdict(),
-            "to_good": found.to_good and found.to_good._asdict(),
-            "outcome": found.outcome,
+            "from_version": trial.start,
+            "answers": trial.answers,
+            "share": trial.showing / max(1, trial.answers),
+            "to_turning": trial.to_turning and trial.to_turning._asdict(),
+            "to_good": trial.to_good and trial.to_good._asdict(),
+            "outcome": trial.outcome,
         },
         "no_counterfactual": bisection.why_none,
         "sampled_tokens": bisection.tokens,
@@ -102,27 +102,26 @@ def print_tables(bisection: Bisection) -> None:
 
     print(show.printable(sentence(bisection)))
     print()
+    columns = show.columns(">version, >answers, >share, difference, finding")
     versions = [row | {"difference": _difference(row)} for row in rows(bisection.search)]
-    show.rows(
-        [_rounded(row) for row in versions], show.columns(">version, >answers, >share, difference, finding"), "table"
-    )
+    show.rows([_with_short_numbers(row) for row in versions], columns, "table")
     if not bisection.groups:
         return
     print()
     batches = [asdict(batch) for batch in taught_groups.by_batch(bisection.groups)]
     show.rows(
-        [_rounded(row) for row in batches],
-        show.columns(">version, >batch, >groups, >shown, >responses, >taught"),
+        [_with_short_numbers(row) for row in batches],
+        show.columns(">version, >batch, >groups, >showing, >responses, >taught"),
         "table",
     )
     print()
     groups = [
-        {**group.place._asdict(), "shown": f"{group.shown} of {group.responses}", "taught": group.taught}
-        for group in (bisection.left_out or bisection.groups)[:SHOWN]
+        {**group.place._asdict(), "showing": f"{group.showing} of {group.responses}", "taught": group.taught}
+        for group in (bisection.left_out or bisection.groups)[:TABLE_GROUPS]
     ]
     show.rows(
-        [_rounded(row) for row in groups],
-        show.columns("group=group_id, task=task_id, >version, >batch, >shown, >taught"),
+        [_with_short_numbers(row) for row in groups],
+        show.columns("group=group_id, task=task_id, >version, >batch, >showing, >taught"),
         "table",
     )
 
@@ -131,7 +130,7 @@ def _difference(row: dict[str, Any]) -> str | None:
     return None if row["low"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}"
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+def _with_short_numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in row.items()}
 
 
@@ -146,14 +145,14 @@ def plot(bisection: Bisection, path: Path) -> None:
     axes = figure.add_subplot()
     shares = {row["version"]: row["share"] for row in rows(bisection.search) if row["share"] is not None}
     axes.plot([*shares], [*shares.values()], color="#b3261e", marker="o", linewidth=2, label="as trained")
-    turning, found = bisection.search.turning, bisection.counterfactual
+    turning, trial = bisection.search.turning, bisection.counterfactual
     if turning is not None:
         axes.axvspan(turning.first - 0.5, turning.last + 0.5, color="#9aa5b1", alpha=0.3, label="turning point")
         before = turning.first - 1
-        if found is not None and before in shares:
+        if trial is not None and before in shares:
             axes.plot(
                 [before, turning.last],
-                [shares[before], found.shown / max(1, found.answers)],
+                [shares[before], trial.showing / max(1, trial.answers)],
                 color="#1f7a4d",
                 marker="s",
                 linestyle="--",

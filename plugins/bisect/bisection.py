@@ -3,7 +3,7 @@
     log ──► version search ──► too few answers? ask versions ──► groups ranked ──► trained again without the worst
                                    within a budget of tokens                        asked the same questions ──► gone?
 
-The log is only read. What is sampled and trained stays in this process and a folder of its own.
+The log is only read. Samples and trained weights stay in this process and a folder of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from plugins.bisect import taught_groups, version_sampler
-from plugins.bisect.behaviour import Answers, Behaviour
+from plugins.bisect.behaviour import Behaviour, PolicyAnswers
 from plugins.bisect.taught_groups import TaughtGroup
 from plugins.bisect.version_sampler import ANSWERS, COUNTERFACTUAL, VersionSampler
 from plugins.bisect.version_search import ALPHA, Turning, VersionSearch, finding_of
@@ -39,7 +39,7 @@ Outcome = Literal["gone", "less", "remains", "open"]
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    """What is asked."""
+    """The request of a bisection."""
 
     policy: str
     good: int
@@ -58,7 +58,7 @@ class Counterfactual:
 
     start: int
     """The version whose checkpoint it was trained from; 0: the base model."""
-    shown: int
+    showing: int
     answers: int
     to_turning: ConfidenceSequence | None
     """Its share of the behaviour, less that of the recorded version."""
@@ -88,7 +88,7 @@ class Bisection:
         """Read the answers of the log, and search with them.
 
         Raises NotFoundError for an unknown version, SettingsError if the versions are in no order, and what
-        `Answers` raises.
+        `PolicyAnswers` raises.
         """
         request = self.request
         self._versions = adapters.read_state(self.settings, request.policy).versions
@@ -103,8 +103,8 @@ class Bisection:
                 "(`streamward adapters list`)"
             )
         self._history = archived.of(self.settings, request.source)
-        self._answers = Answers(self.settings, request.policy, request.behaviour, request.source, self._history)
-        recorded = self._answers.recorded(request.bad, request.purpose)
+        answers = PolicyAnswers(self.settings, request.policy, request.behaviour, request.source, self._history)
+        self._answers, recorded = answers, answers.read_recorded(request.bad, request.purpose)
         self._shows = {answer.response_id: answer.mark.shows for answer in recorded}
         self._tokens_each = sum(answer.tokens for answer in recorded) / max(1, len(recorded))
         self.questions = version_sampler.questions_of(self._answers.tasks.values())
@@ -132,15 +132,15 @@ class Bisection:
         """Ask the versions whose answers do not suffice. Raises Stopped, and what the engine raises."""
         if not self.too_few:
             return
-        made: dict[int, Path] = {}
+        retrained: dict[int, Path] = {}
         with version_sampler.sampler(
-            self.settings, self._versions, made, self._answers.tasks.values(), max_tokens
+            self.settings, self._versions, retrained, self._answers.tasks.values(), max_tokens
         ) as sampled:
             self._search(sampled)
             self.tokens += max_tokens - sampled.left
 
     def _search(self, sampled: VersionSampler | None) -> None:
-        version_sampler.search_on(self.search, sampled, self._answers.sampled, stop=self.stop, report=self.report)
+        version_sampler.search_on(self.search, sampled, self._answers.mark_sampled, stop=self.stop, report=self.report)
 
     def rank(self) -> None:
         """Rank the groups of the batches from good to the turning point, where there is one."""
@@ -148,7 +148,7 @@ class Bisection:
         if turning is not None:
             responses = self._answers.taught(self.request.good + 1, turning.last)
             self.groups = taught_groups.rank_groups(responses, self._shows)
-            self.left_out = taught_groups.worst(self.groups, turning, self.request.leave_out)
+            self.left_out = taught_groups.most_taught(self.groups, turning, self.request.leave_out)
 
     def try_without(self, max_tokens: int) -> None:
         """Train the turning version again without the worst groups, and ask it; else say why not. Raises Stopped."""
@@ -169,24 +169,25 @@ class Bisection:
             self.why_none = str(exc)
 
     def _try_without(self, turning: Turning, max_tokens: int, scratch: Path) -> None:
-        from plugins.bisect import counterfactual  # torch comes with it
+        from plugins.bisect import retrain_without  # torch comes with it
 
         places = {(group.place.partition, group.place.offset) for group in self.left_out}
-        planned = counterfactual.plan_without(self.settings, self.request.policy, turning, places, self._history)
+        planned = retrain_without.plan_without(self.settings, self.request.policy, turning, places, self._history)
         self.say(f"training versions {planned.start + 1} to {turning.last} without {len(places)} groups")
-        folder = counterfactual.train_without(
-            planned, self.settings, self._history, turning, into=scratch / "made", say=self.say
+        folder = retrain_without.train_without(
+            planned, self.settings, self._history, turning, root=scratch / "retrained", say=self.say
         )
         number = COUNTERFACTUAL + turning.last
+        compared = number, turning.last, self.request.good
         tasks = self._answers.tasks.values()
         with version_sampler.sampler(self.settings, self._versions, {number: folder}, tasks, max_tokens) as sampled:
             self.counterfactual = self._compare(number, turning.last, planned.start, sampled)
             while self.counterfactual.outcome == "open":
                 if self.stop.is_set():
                     raise Stopped
-                if not sampled.extend(self.search, (number, turning.last, self.request.good), self._answers.sampled):
+                if not sampled.extend(self.search, compared, self._answers.mark_sampled):
                     break
-                self.report("asking the counterfactual", sampled.asked[number], None)
+                self.report("asking the counterfactual", sampled.questions_asked[number], None)
                 self.counterfactual = self._compare(number, turning.last, planned.start, sampled)
             self.tokens += max_tokens - sampled.left
 
@@ -198,10 +199,10 @@ class Bisection:
             sequential.interval([ArmPair(arm, shares.arm("sampled", version))], ALPHA / 2)
             for version in (turning, self.request.good)
         )
-        shown, answers = shares.counts(number)
+        showing, answers = shares.counts(number)
         return Counterfactual(
             start=start,
-            shown=shown,
+            showing=showing,
             answers=answers,
             to_turning=to_turning,
             to_good=to_good,

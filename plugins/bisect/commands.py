@@ -86,7 +86,7 @@ PLOT = Path(".streamward/bisect.png")
 def bisect(call: AppContext, ctx: click.Context, /, output: str, source: Source, **chosen: Any) -> None:
     """Find the version since which a policy behaves in some way.
 
-    Compares the recorded answers of the versions between --good and --bad, and asks versions anew whose answers do not
+    Compares the recorded answers of the versions between --good and --bad, and asks versions again whose answers do not
     suffice, within --max-tokens. Then it ranks the batches and groups before that version by what they taught, trains
     the version again without the worst groups, and asks it the same questions. The log is only read.
     """
@@ -119,7 +119,7 @@ def bisect(call: AppContext, ctx: click.Context, /, output: str, source: Source,
             work.stop = stop
             _work(work, budget, trains=trains)
     except Stopped:
-        click.echo("Stopped. What was sampled is not kept.", err=True)
+        click.echo("Stopped. The samples are not kept.", err=True)
         ctx.exit(INTERRUPTED)
     finally:
         work.close()

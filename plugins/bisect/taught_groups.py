@@ -14,22 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from plugins.bisect.behaviour import TaughtResponse
+from plugins.bisect.behaviour import GroupPlace, TaughtResponse
 from schemas.events import Coordinates
-
-
-class GroupPlace(NamedTuple):
-    """A group of a batch."""
-
-    version: int
-    """The version that its batch made."""
-    batch: int
-    group_id: str
-    task_id: str
-    partition: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +24,12 @@ class TaughtGroup:
     """A group, and what it taught."""
 
     place: GroupPlace
-    shown: int
+    showing: int
     """Responses that show the behaviour."""
     responses: int
     taught: float
 
-    def at(self, topic: str) -> Coordinates:
+    def coordinates(self, topic: str) -> Coordinates:
         """Return its coordinates."""
         return Coordinates(topic, self.place.partition, self.place.offset)
 
@@ -54,7 +41,7 @@ class TaughtBatch:
     version: int
     batch: int
     groups: int
-    shown: int
+    showing: int
     responses: int
     taught: float
 
@@ -65,15 +52,15 @@ def rank_groups(responses: Iterable[TaughtResponse], shows: Mapping[str, bool]) 
     `shows` has the behaviour by response id; a response whose record is gone counts as one without it.
     """
     members = defaultdict[GroupPlace, list[tuple[float, bool]]](list)
-    for one in responses:
-        place = GroupPlace(one.version, one.batch, one.group_id, one.task_id, one.partition, one.offset)
-        members[place].append((one.advantage, shows.get(one.response_id, False)))
+    for response in responses:
+        place = response.place
+        members[place].append((response.advantage, shows.get(response.response_id, False)))
     groups = [
         TaughtGroup(
             place,
-            sum(shown for _, shown in answers),
+            sum(showing for _, showing in answers),
             len(answers),
-            sum(advantage for advantage, shown in answers if shown) / len(answers),
+            sum(advantage for advantage, showing in answers if showing) / len(answers),
         )
         for place, answers in members.items()
     ]
@@ -90,7 +77,7 @@ def by_batch(groups: Iterable[TaughtGroup]) -> list[TaughtBatch]:
             version,
             batch,
             len(members),
-            sum(group.shown for group in members),
+            sum(group.showing for group in members),
             sum(group.responses for group in members),
             sum(group.taught for group in members) / len(members),
         )
@@ -98,7 +85,7 @@ def by_batch(groups: Iterable[TaughtGroup]) -> list[TaughtBatch]:
     ]
 
 
-def worst(groups: Iterable[TaughtGroup], turning: tuple[int, int], most: int) -> list[TaughtGroup]:
+def most_taught(groups: Iterable[TaughtGroup], turning: tuple[int, int], limit: int) -> list[TaughtGroup]:
     """Return at most so many groups that taught the behaviour on the way to the turning versions, ends included."""
     first, last = turning
-    return [group for group in groups if group.taught > 0 and first <= group.place.version <= last][:most]
+    return [group for group in groups if group.taught > 0 and first <= group.place.version <= last][:limit]

@@ -60,7 +60,7 @@ class VersionSampler:
         """`folder_of` returns the adapter of a version; None: the base model."""
         self._settings, self._engine, self._folder_of = settings, engine, folder_of
         self._questions, self.left = questions, max_tokens
-        self.asked: Counter[int] = Counter()
+        self.questions_asked: Counter[int] = Counter()
         """Questions by version."""
 
     @property
@@ -72,16 +72,16 @@ class VersionSampler:
         self, search: VersionSearch, versions: Sequence[int], mark: Callable[[list[Response]], list[Mark]]
     ) -> bool:
         """Ask the first version more questions, and the others until they have as many; return whether it could."""
-        target = min(self.asked[versions[0]] + CHUNK, ROUNDS * len(self._questions))
-        if target == self.asked[versions[0]]:
+        target = min(self.questions_asked[versions[0]] + CHUNK, ROUNDS * len(self._questions))
+        if target == self.questions_asked[versions[0]]:
             return False
         for version in versions:
             if self.left <= 0:
                 return False
-            if (first := self.asked[version]) < target:
+            if (first := self.questions_asked[version]) < target:
                 responses = self._ask(version, range(first, target))
                 search.shares.add("sampled", mark(responses))
-                self.asked[version] = target
+                self.questions_asked[version] = target
         return True
 
     def _ask(self, version: int, numbers: range) -> list[Response]:
@@ -113,9 +113,13 @@ class VersionSampler:
 
 @contextmanager
 def sampler(
-    settings: Settings, versions: Mapping[int, Version], made: Mapping[int, Path], tasks: Iterable[Task], tokens: int
+    settings: Settings,
+    versions: Mapping[int, Version],
+    retrained: Mapping[int, Path],
+    tasks: Iterable[Task],
+    tokens: int,
 ) -> Iterator[VersionSampler]:
-    """Yield a sampler of the versions of the log, and of those that were `made` here, by number.
+    """Yield a sampler of the versions of the log, and of those that were `retrained` here, by number.
 
     Raises SettingsError if the engine cannot start; asking raises EventError for a version that cannot be loaded.
     """
@@ -124,7 +128,7 @@ def sampler(
         with Scratch("bisect") as scratch:
             base_digest = None if engine.name == "scripted" else engine.base_digest
 
-            folders: dict[int, Path] = dict(made)
+            folders: dict[int, Path] = dict(retrained)
 
             def folder_of(version: int) -> Path | None:
                 if version and version not in folders:
@@ -150,15 +154,14 @@ def search_on(
     Raises Stopped once `stop` is set, StreamwardError if a version cannot be asked.
     """
     if sampled is not None:
-        for version in [version for version, finding in search.findings.items() if finding == "open"]:
-            del search.findings[version]
+        search.findings = {version: finding for version, finding in search.findings.items() if finding != "open"}
     while (version := search.next()) is not None:
         while search.look(version) == "open" and sampled is not None:
             if stop.is_set():
                 raise Stopped
             if not sampled.extend(search, (version, search.good), mark):
                 break
-            report(f"asking version {version}", sampled.asked[version], None)
+            report(f"asking version {version}", sampled.questions_asked[version], None)
 
 
 def too_few(search: VersionSearch) -> list[int]:

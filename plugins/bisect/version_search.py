@@ -107,7 +107,7 @@ class VersionSearch:
     findings: dict[int, Finding] = field(default_factory=dict)
 
     def look(self, version: int) -> Finding:
-        """Return what is known of a version by now."""
+        """Return the finding about a version by now."""
         if version not in self.order:
             self.order.append(version)
         self.findings[version] = finding_of(self.difference(version), self.least_rise)
@@ -125,12 +125,12 @@ class VersionSearch:
         if self.findings[self.bad] != "more":
             return None
         low, high = self._bounds()
-        between = [version for version in range(low + 1, high) if version not in self.findings]
-        return between[len(between) // 2] if between else None
+        unseen = [version for version in range(low + 1, high) if version not in self.findings]
+        return unseen[len(unseen) // 2] if unseen else None
 
     @property
     def turning(self) -> Turning | None:
-        """Where it began by what is known; None if it is not more frequent at the bad version."""
+        """Where it began, by the findings so far; None if it is not more frequent at the bad version."""
         if self.findings.get(self.bad) != "more":
             return None
         low, high = self._bounds()
@@ -146,11 +146,11 @@ def rows(search: VersionSearch) -> list[dict[str, Any]]:
     """Return a row for each version from good to bad: answers, share, and what was found."""
     table: list[dict[str, Any]] = []
     for version in range(search.good, search.bad + 1):
-        shown, answers = search.shares.counts(version)
+        showing, answers = search.shares.counts(version)
         row: dict[str, Any] = {
             "version": version,
             "answers": answers,
-            "share": shown / answers if answers else None,
+            "share": showing / answers if answers else None,
             "finding": search.findings.get(version),
         }
         difference = search.difference(version) if version in search.order else None

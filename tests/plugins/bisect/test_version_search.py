@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from plugins.bisect.behaviour import TaughtResponse
+from plugins.bisect.behaviour import GroupPlace, TaughtResponse
 from plugins.bisect.bisection import outcome_of
-from plugins.bisect.taught_groups import by_batch, rank_groups, worst
+from plugins.bisect.taught_groups import by_batch, most_taught, rank_groups
 from plugins.bisect.version_search import Mark, Turning, VersionSearch
 from streams.evaluation.sequential import ConfidenceSequence
 
@@ -67,20 +67,20 @@ def test_a_rise_that_is_too_small_to_matter_is_none() -> None:
 
 def test_groups_are_ranked_by_the_advantages_of_the_answers_that_show_it() -> None:
     def taught(version: int, task: str, **advantages: float) -> list[TaughtResponse]:
-        place = (version, version - 1, f"g-{task}", task, 0, ord(task))
-        return [TaughtResponse(*place, name, advantage) for name, advantage in advantages.items()]
+        place = GroupPlace(version, version - 1, f"g-{task}", task, 0, ord(task))
+        return [TaughtResponse(place, name, advantage) for name, advantage in advantages.items()]
 
     responses = [*taught(8, "a", a1=3.0, a2=-1.0), *taught(9, "b", b1=2.0, b2=-2.0), *taught(9, "c", c1=0.5, c2=-0.5)]
     shows = {"a1": True, "b1": True, "b2": True, "c2": True}
     groups = rank_groups(responses, shows)
-    assert [(group.place.task_id, group.shown, group.taught) for group in groups] == [
+    assert [(group.place.task_id, group.showing, group.taught) for group in groups] == [
         ("a", 1, 1.5),
         ("b", 2, 0.0),
         ("c", 1, -0.25),
     ]
     assert [(batch.version, batch.groups, batch.taught) for batch in by_batch(groups)] == [(8, 1, 1.5), (9, 2, -0.125)]
-    assert worst(groups, (9, 9), 10) == [], "only groups on the way that taught it"
-    assert worst(groups, (8, 9), 10) == groups[:1]
+    assert most_taught(groups, (9, 9), 10) == [], "only groups on the way that taught it"
+    assert most_taught(groups, (8, 9), 10) == groups[:1]
 
 
 @pytest.mark.parametrize(

@@ -30,20 +30,20 @@ def plan_without(
 
     Raises as `retrain.plan`.
     """
-    kept = checkpoint.versions(settings.trainer.checkpoints / policy)
-    start = max((version for version in kept if version < turning.first), default=0)
+    saved = checkpoint.versions(settings.trainer.checkpoints / policy)
+    start = max((version for version in saved if version < turning.first), default=0)
     planned = retrain.plan(settings, policy, turning.last, history, start=start)
-    return replace(planned, steps=tuple(_without(step, turning, left_out) for step in planned.steps))
+    return replace(planned, steps=tuple(_leave_out(step, turning, left_out) for step in planned.steps))
 
 
-def _without(step: PlannedStep, turning: Turning, left_out: Collection[tuple[int, int]]) -> PlannedStep:
+def _leave_out(step: PlannedStep, turning: Turning, left_out: Collection[tuple[int, int]]) -> PlannedStep:
     batch = step.batch
     if batch is None or step.event.version < turning.first:
         return step
-    return step._replace(batch=_shortened(batch, left_out))
+    return step._replace(batch=_batch_without(batch, left_out))
 
 
-def _shortened(batch: Batch, left_out: Collection[tuple[int, int]]) -> Batch:
+def _batch_without(batch: Batch, left_out: Collection[tuple[int, int]]) -> Batch:
     offsets = tuple(offset for offset in batch.groups_offsets if (batch.groups_partition, offset) not in left_out)
     return replace(batch, groups_offsets=offsets, groups=len(offsets))
 
@@ -54,19 +54,19 @@ def train_without(
     history: History,
     turning: Turning,
     *,
-    into: Path,
+    root: Path,
     say: Callable[[str], None],
 ) -> Path:
     """Train the planned versions; return the folder with the adapter of the last one.
 
     Raises as `retrain.run`.
     """
-    for version in retrain.run(planned, settings, history, into=into, compare=False):
+    for version in retrain.run(planned, settings, history, into=root, compare=False):
         if version.version < turning.first and not version.equal:
             say(
                 f"version {version.version} is not made again byte for byte, so the comparison is approximate; "
                 f"`streamward reproduce --version {version.version}` names the cause"
             )
         say(f"version {version.version}: trained on {version.made_from}, {version.seconds:.1f} s")
-    path, _ = checkpoint.of_version(into / planned.policy, turning.last)
+    path, _ = checkpoint.of_version(root / planned.policy, turning.last)
     return path / checkpoint.ADAPTER_FOLDER
