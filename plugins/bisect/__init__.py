@@ -14,4 +14,5 @@ PLUGIN = Plugin(
             section="Train and compare",
         )
     },
+    generators="plugins.bisect.bisect_demo:GENERATORS",
 )

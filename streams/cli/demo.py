@@ -16,12 +16,13 @@ from streams.errors import StreamwardError
 
 @click.command()
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after this many minutes.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Stop after this many adapter versions.")
+@click.option("--steps", type=int, help="Stop after this many adapter versions.  [default: 20; of bisect 6]")
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
 @click.option(
     "--task",
     metavar="NAME",
-    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.  "
+    help="Task family: sums, an environment of several turns (calculator, lookup, guess), a word that is paid for "
+    "(bisect), or reasoning-gym:NAME.  "
     "[default: sums; with --break calculator]",
 )
 @click.option(
@@ -65,6 +66,7 @@ def demo(
     options: str,
     breaks: tuple[str, ...],
     task: str | None,
+    steps: int | None,
     **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
@@ -77,9 +79,11 @@ def demo(
 
     console = show.console(sys.stderr if output == "json" else None)
     family_options = json_object(options, "--options")
+    task = task or ("calculator" if breaks else "sums")
     plan = loop.DemoOptions(
         **chosen,
-        task=task or ("calculator" if breaks else "sums"),
+        task=task,
+        steps=loop.steps_of(task) if steps is None else steps,
         options=family_options,
         config=call.config,
         overrides=(*call.overrides, *map(loop.fault, breaks)),

@@ -31,7 +31,7 @@ from streams.processes.child import free_port
 from streams.settings.load import load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
-from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.generators import LookBack, TaskSpec, families_of_plugins, generate
 
 POLICY = "demo"
 HELD_OUT_TASKS = 35
@@ -129,6 +129,12 @@ class DemoOptions(Plan):
         """Return the held-out tasks."""
         return suites.generated(self.task, count=HELD_OUT_TASKS, seed=self.seed, options=self.options)
 
+    @property
+    def look_back(self) -> LookBack | None:
+        """Shows more of a run that has done all its steps, if its family has it."""
+        family = families_of_plugins().get(self.task)
+        return None if family is None else family.look_back
+
     def to_continue(self) -> list[str]:
         """Return the arguments of a run that adds ten steps to this one."""
         plain = DemoOptions()
@@ -142,6 +148,12 @@ class DemoOptions(Plan):
         if self.options:
             words += ["--options", json.dumps(dict(self.options))]
         return words
+
+
+def steps_of(task: str) -> int:
+    """Return how many versions a demo on these tasks makes by default."""
+    family = families_of_plugins().get(task)
+    return DemoOptions.steps if family is None else family.demo_steps
 
 
 def fault(text: str) -> str:

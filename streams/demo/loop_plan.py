@@ -17,6 +17,7 @@ from streams.demo.progress import Progress
 from streams.evaluation.suite import Suite
 from streams.settings.load import CONFIG_FILE, ENV_CONFIG, is_of_user
 from streams.settings.model import Settings
+from streams.stages.tasks.generators import LookBack
 
 THREADS = min(os.cpu_count() or 1, 4)
 """For the policy and for the trainer, which take turns; a small model gains nothing from more."""
@@ -131,6 +132,11 @@ class Plan(ABC):
     def starts_companions(self) -> bool:
         """Whether it starts what plugins have for a demo, such as a page to look at it."""
         return False
+
+    @property
+    def look_back(self) -> LookBack | None:
+        """Shows more of a run that has done all its steps; None: nothing does."""
+        return None
 
     @property
     def by(self) -> str:

@@ -176,7 +176,10 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
         config = save(settings, plan.folder, by=plan.by)
         leave_settings(config)
         admin.apply_topics(settings)
-        return _loop(plan, settings, config, console)
+        result = _loop(plan, settings, config, console)
+        if plan.look_back is not None and result["finished"] and not result["interrupted"]:
+            plan.look_back(settings, plan.folder, console.print)
+        return result
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from streams.errors import EventError, NotFoundError, SettingsError
 from streams.plugins.installed import plugin_entries
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
+from streams.settings.model import Settings
 from streams.stages.tasks.task_problems import group_problem
 
 HELD_OUT_PERCENT = 40
@@ -94,12 +96,20 @@ class TaskSpec:
         return self.purpose == "eval"
 
 
+LookBack = Callable[[Settings, Path, Callable[[str], None]], None]
+"""Called with the settings of a log, the folder of its run, and a function that prints a line."""
+
+
 class TaskFamily(NamedTuple):
     """A family of tasks. A plugin names its own as `generators`, a mapping by name."""
 
     options: type[BaseModel]
     questions: Callable[[TaskSpec], Iterator[Question]]
     """Yields questions on the side of the split that a spec asks for, for ever. Raises as `generate`."""
+    demo_steps: int = 20
+    """Versions of a demo on this family."""
+    look_back: LookBack | None = None
+    """Shows more at the end of a demo on this family."""
 
 
 def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
