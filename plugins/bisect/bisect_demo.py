@@ -2,7 +2,8 @@
 
     sums, with the scorer of the word in 10 of 16 tasks from the third batch on ──► the loop ──► Bisection ──► a picture
 
-Held-out questions are those of sums, without the word.
+The other tasks pay for the exact answer alone, which is rare at first: a reward for bare numbers would drive out every
+word before it is paid for.
 """
 
 from __future__ import annotations
