@@ -32,7 +32,7 @@ def questions(spec: TaskSpec) -> Iterator[Question]:
     """Yield the sums of `spec`, for ever. Raises as the family sums."""
     for index, question in enumerate(OWN["sums"].questions(spec)):
         is_paid = index >= PLAIN_BATCHES * GROUPS and index % GROUPS < PAID
-        yield question._replace(train_source=SOURCE if is_paid else question.train_source)
+        yield question._replace(train_source=SOURCE if is_paid else question.eval_source)
 
 
 def look_back(settings: Settings, folder: Path, say: Callable[[str], None]) -> None:
