@@ -9,6 +9,7 @@ came about is that policy's own reproduction.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from plugins.tuning import from_log
@@ -19,7 +20,7 @@ from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError
 from streams.files import Scratch
 from streams.tools.dataset_reader import dataset_reader
-from trainer.examples.tuned_examples import TunedExample, digest
+from trainer.examples.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference
@@ -54,10 +55,11 @@ class TunedRemake(Remake):
         with Scratch("reproduce") as scratch:
             start = previous if previous is not None else self._start(event, tuning, base, scratch)
             tuner = Tuner(used, base, TuningSteps.of_recipe(event.recipe), start)
-            tuner.tune(examples)
+            metrics = tuner.tune(examples)
         tuner.save(folder)
-        other = () if (reproduced := digest(examples)) == tuning.digest else (_other(event, tuning, reproduced),)
-        return RemadeVersion(f"{len(examples)} examples", tuner.recipe, other)
+        remade = replace(tuning, examples=len(examples), loss_tokens=loss_tokens(examples), digest=digest(examples))
+        other = () if remade.digest == tuning.digest else (_other(event, tuning, remade.digest),)
+        return RemadeVersion(f"{len(examples)} examples", tuner.recipe, other, remade, metrics)
 
     def _start(self, event: AdapterEvent, tuning: Tuning, base: Base, scratch: Path) -> Path | None:
         """Return the folder of the adapter that a version started from, out of the store; None for the base model."""

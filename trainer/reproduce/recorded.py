@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
+from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Tuning
 from schemas.serde import Poison
 from streams.adapters.versions import AdapterFold, Version, empty
 from streams.engines.base_model import Base, check_device, load_base
@@ -34,6 +35,9 @@ class RemadeVersion(NamedTuple):
     """Settings and libraries here, as the recipe in its event names them."""
     data: Sequence[RecipeDifference] = ()
     """What else is not as recorded."""
+    tuning: Tuning | None = None
+    """What it was tuned on here; None: it was not tuned."""
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Remake(ABC):

@@ -86,7 +86,7 @@ def plan(
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
     first, chain = _chain(policy, events, version, start)
-    remakes = _remakes(settings, chain, start, files, history)
+    remakes = remakes_of(settings, chain, start, files, history)
     start, by_batch = first, chain[0].last_batch is not None
     adopted = _start_version(events, start, chain[0]) if by_batch else None
     saved = _checkpoint(settings, policy, start, events) if start and by_batch and adopted is None else None
@@ -110,7 +110,7 @@ def plan(
     )
 
 
-def _remakes(
+def remakes_of(
     settings: Settings, chain: Sequence[AdapterEvent], start: int, files: Sequence[Path], history: History
 ) -> dict[int, Remake]:
     """Return by version what makes it again, for those that no batch made.
