@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from typing import Protocol
 
 KEY_BYTES = 64
@@ -125,3 +126,43 @@ def tell_erased(subject: str) -> None:
     for known in tuple(_forgetting):
         if (forget := known()) is not None:
             forget(subject)
+
+
+# --- who reads --------------------------------------------------------------------------------------------------------
+
+PERSONS_READ, MORE_PERSONS = "persons_read", "more_persons_read"
+"""Metadata of a request: the persons whose words were opened for it, with spaces between; and how many others were."""
+MOST_NAMED = 1000
+_of_request: ContextVar[set[str] | None] = ContextVar("persons_read", default=None)
+
+
+class _ProcessReads:
+    """The persons whose words this process has opened, if it serves one user."""
+
+    persons: set[str] | None = None
+
+
+def collect_reads(*, whole_process: bool = False) -> set[str]:
+    """Return a set that gets each person whose words are opened from now on, in this context or the whole process."""
+    persons = set[str]()
+    if whole_process:
+        _ProcessReads.persons = persons
+    else:
+        _of_request.set(persons)
+    return persons
+
+
+def note_read(person: str | None) -> None:
+    """Note that a person's words were opened, or are shown out of memory; None: those of no person."""
+    persons = _of_request.get()
+    persons = _ProcessReads.persons if persons is None else persons
+    if person is not None and persons is not None:
+        persons.add(person)
+
+
+def reads_metadata(persons: Collection[str]) -> dict[str, str]:
+    """Return the metadata of a request that opened the words of these persons."""
+    if not persons:
+        return {}
+    named, more = sorted(persons)[:MOST_NAMED], max(0, len(persons) - MOST_NAMED)
+    return {PERSONS_READ: " ".join(named)} | ({MORE_PERSONS: str(more)} if more else {})

@@ -42,7 +42,7 @@ from schemas.conventions import (
 )
 from schemas.event_types import PersonalJson
 from schemas.events import ANSWERED_TASK, HANDOFF, PROGRAM_RUN, RUN_TASK
-from schemas.key_source import AlteredError, ErasedError, current
+from schemas.key_source import AlteredError, ErasedError, current, note_read
 from schemas.tokens import VIEWS
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ def unseal(subject: str, bound: bytes, sealed: bytes) -> bytes:
     from cryptography.exceptions import InvalidTag
 
     try:
-        return _cipher(current().key_of(subject)).decrypt(sealed, [bound])
+        content = _cipher(current().key_of(subject)).decrypt(sealed, [bound])
     except (InvalidTag, ValueError) as exc:
         raise AlteredError from exc
+    note_read(subject)
+    return content
 
 
 def salt(subject: str) -> str:

@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope, Send
 
+from schemas import key_source
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
 from streams.access.credentials import mask
 from streams.access.roles import Action, Decision, Principal, allowed_to
@@ -64,6 +65,8 @@ class RequestRecord:
     in_progress: bool = False
     """Whether it counts as one of its key's."""
     calls: list[RecordedCall] = field(default_factory=list)
+    persons: set[str] = field(default_factory=set)
+    """Those whose sealed words were opened for it."""
     began_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -81,6 +84,7 @@ class RequestRecord:
             action=action,
             agent_id=agent_id,
             traceparent=trace if TRACEPARENT.fullmatch(trace) else None,
+            persons=key_source.collect_reads(),
         )
         scope[RECORD] = record
         return record
@@ -104,6 +108,7 @@ class RequestRecord:
                 subject_id=ANONYMOUS if asks is None else asks.subject_id,
                 created_at=now_ms,
                 traceparent=self.traceparent,
+                metadata=key_source.reads_metadata(self.persons),
                 role=None if asks is None else _role(asks, call.action),
                 tenant=None if asks is None else asks.tenant,
                 agent_id=None if self.agent_id is None else _plain(self.agent_id),

@@ -115,7 +115,7 @@ class RequestLog:
                 self._skipped[subject] = self._skipped.get(subject, 0) + 1
                 return None
         skipped = self._skipped.pop(subject, 0)
-        return replace(event, metadata={"skipped": str(skipped)}) if skipped else event
+        return replace(event, metadata={**event.metadata, "skipped": str(skipped)}) if skipped else event
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,34 @@ def privacy_versions(call: AppContext, person: str, output: Output) -> None:
     show.rows(rows, columns, output)
 
 
+@privacy.command("trail")
+@click.argument("person")
+@output_option
+@pass_call
+def privacy_trail(call: AppContext, person: str, output: Output) -> None:
+    """List who read a person's words, when, and by which route or command.
+
+    Requests of serve.auth=keys are listed, and commands of users; processes of the loop are not.
+    """
+    from plugins.privacy.person_records import reads_of
+    from streams import output as show
+
+    rows = [
+        {
+            "at": show.moment(event.created_at),
+            "by": event.subject_id,
+            "role": event.role,
+            "tenant": event.tenant,
+            "how": f"{event.method} {event.resource}",
+            "status": event.status,
+            "persons": "named" if is_named else "may be among those that are not named",
+        }
+        for event, is_named in reads_of(call.settings, _subject(call, person))
+    ]
+    names = ("at", "by", "role", "tenant", "how", "status", "persons")
+    show.rows(rows, [show.Column(name, name) for name in names], output)
+
+
 class ErasingCommand(RoutedCommand):
     """`privacy erase`, which can train versions again afterwards."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from schemas.avro_schema import shapes
+from schemas.events import RequestEvent
+from schemas.key_source import MORE_PERSONS, PERSONS_READ
 from schemas.serde import Poison
 from streams.kafka.admin import read_topic
 from streams.kafka.record import Record
@@ -33,3 +35,14 @@ def records_of(settings: Settings, subject: str) -> Iterator[PersonRecord]:
             event: Any = record.decode_either(kind)
             if not isinstance(event, Poison) and event.subject == subject:
                 yield PersonRecord(label, record, event)
+
+
+def reads_of(settings: Settings, subject: str) -> Iterator[tuple[RequestEvent, bool]]:
+    """Yield requests and commands that opened words of a person, and whether each names it. Raises LogError."""
+    for record in read_topic(settings, "requests") if "requests" in topics(settings.topics) else ():
+        event = record.decode(RequestEvent)
+        if isinstance(event, Poison):
+            continue
+        is_named = subject in event.metadata.get(PERSONS_READ, "").split()
+        if is_named or MORE_PERSONS in event.metadata:
+            yield event, is_named

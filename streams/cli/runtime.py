@@ -18,7 +18,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -69,10 +69,13 @@ class AppContext:
     """Whether this is a long-running process, whose stderr is kept."""
     source: str | None = None
     """The value of --source, for commands that have it."""
+    persons_read: Collection[str] = ()
+    """Those whose sealed words were opened."""
 
     @functools.cached_property
     def settings_and_origins(self) -> tuple[Settings, dict[str, str]]:
         """The settings, and the origin of each that is not a default. Raises SettingsError."""
+        from schemas import key_source
         from streams.kafka.subject_keys import use_keys
         from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
@@ -80,6 +83,7 @@ class AppContext:
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
         program_log.use_format(settings.logging.format)
         use_keys(settings)
+        self.persons_read = key_source.collect_reads(whole_process=True)
         if settings.schemas.registry_url:
             from streams.kafka.registry import client as schema_registry
 
@@ -187,7 +191,10 @@ class Guarded(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn an exception into a message on stderr and an exit code."""
         try:
-            result = super().invoke(ctx)
+            try:
+                result = super().invoke(ctx)
+            finally:
+                _record_reads(ctx.find_object(AppContext), ctx.invoked_subcommand)
             sys.stdout.flush()
             return result
         except click.UsageError as exc:
@@ -213,6 +220,14 @@ class Guarded(click.Group):
         if isinstance(exc, UnknownSettingError) and (option := option_like(exc.key, self)) is not None:
             return f"{exc.problem}; did you mean {option}?"
         return stopped_node_hint(exc, call) or str(exc)
+
+
+def _record_reads(call: AppContext | None, command: str | None) -> None:
+    """Record whose sealed words a command of a user has opened. Raises LogError."""
+    if call is not None and call.persons_read and not call.working:
+        from streams.kafka.person_reads import record_reads
+
+        record_reads(call.settings, call.persons_read, user=user_name(), command=command or "")
 
 
 def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:

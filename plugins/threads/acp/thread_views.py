@@ -24,6 +24,7 @@ from plugins.threads.log.task_threads import TaskFold, TaskThread, forgetting_ev
 from plugins.threads.log.thread_log import ThreadLog
 from plugins.threads.log.thread_state import ThreadState
 from schemas.events import ThreadEvent
+from schemas.key_source import note_read
 from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError
 
@@ -143,7 +144,10 @@ class ThreadViews:
     def _view(self, request: Request, sources: ThreadSources) -> ThreadState | None:
         fold = self._fold(request, sources)
         state = sources.state if fold is None else fold.state
-        return None if state is None or state.deleted else state
+        if state is None or state.deleted:
+            return None
+        note_read(state.subject)
+        return state
 
     def _fold(self, request: Request, sources: ThreadSources) -> TaskFold | None:
         state, tasks = sources

@@ -18,6 +18,7 @@ from typing import Any
 from plugins.agents.registry.agent_log import object_of
 from schemas import json_text
 from schemas.events import MemoryEvent, Message
+from schemas.key_source import note_read
 
 Labels = tuple[str, ...]
 REMEMBERED = (
@@ -87,6 +88,7 @@ class MemoryState:
 
     def get(self, namespace: Labels, key: str) -> MemoryItem | None:
         """Return an item; None if not found."""
+        note_read(self._subjects.get((namespace, key)))
         return self._items.get(namespace, {}).get(key)
 
     def below(self, prefix: Labels) -> Iterator[MemoryItem]:
@@ -99,6 +101,7 @@ class MemoryState:
         """Yield the items below a namespace that have these fields in their values."""
         for item in self.below(prefix):
             if not fields or _has(item.fields, fields):
+                note_read(self._subjects.get((item.namespace, item.key)))
                 yield item
 
     def namespaces(self, prefix: Labels = (), suffix: Labels = ()) -> list[Labels]:

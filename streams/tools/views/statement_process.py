@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from schemas.key_source import note_read
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Settings
@@ -95,6 +96,8 @@ class StatementProcesses:
             self._put_back(process, is_used_up=answer["used_up"])
         if "error" in answer:
             raise _error(answer)
+        for person in answer.get("persons", ()):
+            note_read(person)
         return QueryRows(tuple(answer["names"]), answer["rows"], answer["more"], answer["left_out"])
 
     def close(self) -> None:

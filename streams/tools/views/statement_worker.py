@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas import key_source
 from streams.errors import CallError, RefusedError, SettingsError
 from streams.kafka.subject_keys import use_keys
 from streams.processes.worker_pipe import AnswerPipe, data_bytes, describe_exception, limit_memory, serve
@@ -66,7 +67,8 @@ class StatementWorker:
                 self._loaded_bytes = self._loaded_bytes or data_bytes()
                 limit_memory(self._loaded_bytes + memory_bytes)
                 answers.send(request_id, {"opened": True})
-                rows = asdict(run_statement(session, order))
+                persons = key_source.collect_reads(whole_process=True)
+                rows = asdict(run_statement(session, order)) | {"persons": sorted(persons)}
             if len(json.dumps(rows)) + ID_BYTES > MAX_JSON_BYTES:
                 raise _too_large()
         except BaseException as exc:  # DuckDB and Arrow may raise anything, and the parent waits
