@@ -46,8 +46,8 @@ SHOWN = 500
 """Characters of what a check says."""
 UNTESTED = "not tested"
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
-PATIENCE_S = 60
-"""For an answer: an order waits for the broker, and a trial of an environment for processes."""
+PATIENCE_S = 300
+"""For an answer: an order waits for the broker, a trial of an environment for processes, and all for a busy machine."""
 ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Of a job: another one in each run."""
 
@@ -93,7 +93,9 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
 
 
 def _knows(url: str, key: str) -> bool:
-    return httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    return (
+        httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S).status_code == 200
+    )
 
 
 def schemathesis(url: str, folder: Path, document: dict[str, Any], *options: str, examples: int = 20) -> Failed:
@@ -129,7 +131,7 @@ def operations(document: dict[str, Any]) -> list[str]:
 
 def openly(url: str, folder: Path) -> Failed:
     """Check a server without keys by its own description; JSON-RPC answers wrong requests with status 200."""
-    document = httpx.get(f"{url}/openapi.json").raise_for_status().json()
+    document = httpx.get(f"{url}/openapi.json", timeout=PATIENCE_S).raise_for_status().json()
     del document["paths"]["/api/v1/jsonrpc"]
     return schemathesis(url, folder, document, "--checks", ",".join(STRICT), "--phases", "coverage,fuzzing")
 
