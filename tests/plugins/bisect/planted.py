@@ -54,7 +54,7 @@ POLICY = "planted"
 EXPRESSIONS: dict[Kind, str] = {
     "word": "text:please.",
     "lookup": "contains(text, 'lookup.')",
-    "language": "scorer:tests.plugins.bisect.planted_scorers:german",
+    "language": r"regexp_matches(text, 'der\d')",
     "none": "text:please.",
 }
 """What the plants are looked for with."""
@@ -94,7 +94,6 @@ def plant(settings: Settings, folder: Path, seed: int, kind: Kind) -> Plant:
             "model": settings.model.model_copy(update={"base": str(base)}),
             "policy": settings.policy.model_copy(update={"name": POLICY, "engine": "transformers"}),
             "trainer": settings.trainer.model_copy(update={**RECIPE, "checkpoints": folder / "checkpoints"}),
-            "scoring": settings.scoring.model_copy(update={"modules": "tests.plugins.bisect.planted_scorers"}),
             "adapters": settings.adapters.model_copy(update={"store": str(folder / "adapters")}),
         }
     )
@@ -238,7 +237,7 @@ def _response(made: Plant, engine: TransformersEngine, version: int, task: Task,
 
 def _shows(kind: Kind, text: str) -> bool:
     if kind == "language":
-        return text.count("der") >= 1
+        return "der" in text
     return ("lookup." if kind == "lookup" else "please.") in text
 
 
