@@ -173,7 +173,17 @@ from schemas.sample_events import (
     queue_problems,
     sample_problems,
 )
-from schemas.task_events import AgentProgram, EpisodeStart, Observed, RewardSource, Sampling, Task, task_problems
+from schemas.task_events import (
+    AgentProgram,
+    EpisodeStart,
+    ForkMode,
+    ForkPoint,
+    Observed,
+    RewardSource,
+    Sampling,
+    Task,
+    task_problems,
+)
 from schemas.thread_events import (
     ANSWERED_TASK,
     HANDOFF,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from schemas.event_types import (
     MAX_GROUP_SIZE,
@@ -20,6 +20,11 @@ from schemas.event_types import (
 )
 from schemas.message_types import Message, Tool
 from schemas.prompt_events import PromptUse, prompt_use_problems
+from schemas.tokens import TokenIds
+
+ForkMode = Literal["continue", "recheck", "prompt", "tool_result"]
+"""`recheck`: asks the version that answered then, and nothing is learned from it; `prompt`: after another prompt;
+`tool_result`: with another result of the last tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,20 @@ class AgentProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPoint:
+    """A recorded moment that a task begins at: a model call, which is repeated after the same tokens."""
+
+    task_id: Annotated[str, "of the recorded run"]
+    trajectory_id: Annotated[str, "the recorded run; of an answer without turns, its response_id"]
+    turn: Annotated[Int, "number of the call in that run, 0-based"]
+    mode: ForkMode
+    tokenizer_digest: Annotated[str, "of the recorded tokens"]
+    messages_digest: Annotated[str, "over the task's messages and tools", Personal]
+    recorded_tokens: Annotated[Int, "how many of the tokens are recorded ones, from the first; 0: the text is new"]
+    token_ids: Annotated[TokenIds, "the whole prompt; empty: it is rendered again", Personal] = TokenIds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What an agent is asked, how often, and who judges the answers."""
 
@@ -101,6 +120,7 @@ class Task:
     thread: Annotated[str | None, "the conversation that it continues"] = None
     environment: Annotated[EpisodeStart | None, "that the agent acts in; null: none is recorded"] = None
     prompt_version: Annotated[PromptUse | None, "that its messages begin with; null: they are of no prompt"] = None
+    fork: Annotated[ForkPoint | None, "the recorded moment that it begins at; null: it begins anew"] = None
     tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()

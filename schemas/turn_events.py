@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from schemas.event_types import MIB, Continuity, Int, Millis, Personal, Purpose, Sealed, Subject, derive_id
 from schemas.message_types import Message, Tool
-from schemas.task_events import AgentProgram, Observed, RewardSource, Sampling
+from schemas.task_events import AgentProgram, ForkPoint, Observed, RewardSource, Sampling
 from schemas.tokens import Logprobs, TokenIds
 
 Protocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
@@ -111,6 +111,7 @@ class TrajectoryEvent:
     sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
     observed: Annotated[Observed | None, "what its environment showed: started, at first; ended, at last"] = None
     program: Annotated[AgentProgram | None, "that is run; null: not recorded"] = None
+    fork: Annotated[ForkPoint | None, "started: the recorded moment that its first call repeats; null: none"] = None
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
     answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
     answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None

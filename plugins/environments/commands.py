@@ -122,12 +122,12 @@ def environments_replay(call: AppContext, name: str | None, replay_all: bool, ou
 
     if (name is None) != replay_all:
         raise SettingsError("name a task or a trajectory, or give --all")
-    recorded = episode_replay.recorded(call.settings, name)
+    recorded = episode_replay.read_episodes(call.settings, name)
     if not recorded:
         problem = "no episode is in the log" if name is None else f"no episode begins with {name!r}"
         raise NotFoundError(f"{problem}; `streamward agents list environment` shows the runs of the built-in agent")
     with closing(EnvironmentPool(call.settings.of_plugin(Environments), call.settings)) as pool:
-        runs = list(episode_replay.replayed(recorded, pool.open))
+        runs = list(episode_replay.replay_episodes(recorded, pool.open))
     differ = [run for run in runs if run.differs is not None]
     skipped = [run for run in runs if run.skipped is not None]
     for run in differ:

@@ -23,7 +23,7 @@ from plugins.agents.runs.connection_pool import KeptAlive
 from plugins.environments.dying_environment import DyingEnvironment
 from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
 from plugins.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
-from plugins.environments.episodes.running_episode import LiveEpisode
+from plugins.environments.episodes.running_episode import LiveEpisode, begin_task
 from schemas.events import EpisodeStart, Task
 from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
@@ -60,7 +60,7 @@ class EpisodeAgent:
             if task.purpose == "train" and random.random() < self._dead_share:  # noqa: S311 - a trial
                 environment = DyingEnvironment(environment)
             episode = LiveEpisode(environment, start.name, start.seed, task.max_turns or 1)
-            first = episode.begin()
+            first = begin_task(episode, task)
         except EpisodeError as exc:
             if episode is not None:
                 episode.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
-from plugins.environments.episodes.running_episode import LiveEpisode
+from plugins.environments.episodes.running_episode import LiveEpisode, begin_task
 from schemas.events import EpisodeStart, Observed, Task, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.kafka.admin import read_topic
@@ -59,7 +59,7 @@ class RecordedEpisode:
                 yield turn, Action(turn.reply.content, turn.reply.tool_calls)
 
 
-def recorded(settings: Settings, wanted: str | None) -> list[RecordedEpisode]:
+def read_episodes(settings: Settings, wanted: str | None) -> list[RecordedEpisode]:
     """Return the episodes of a task or a trajectory, by the beginning of its id; None: all. Raises as `read_topic`."""
     tasks, found, turns = dict[str, Task](), dict[str, RecordedEpisode](), defaultdict[str, list[Turn]](list)
     for task in _events(settings, "tasks", Task):
@@ -81,7 +81,7 @@ def recorded(settings: Settings, wanted: str | None) -> list[RecordedEpisode]:
     return list(found.values())
 
 
-def replayed(episodes: Iterable[RecordedEpisode], opens: Opens) -> Iterator[ReplayedRun]:
+def replay_episodes(episodes: Iterable[RecordedEpisode], opens: Opens) -> Iterator[ReplayedRun]:
     """Yield the result of replaying each. `opens` returns an environment, or raises EpisodeError."""
     for recorded_one in episodes:
         start, began = recorded_one.task.environment, recorded_one.started
@@ -93,19 +93,19 @@ def replayed(episodes: Iterable[RecordedEpisode], opens: Opens) -> Iterator[Repl
         except EpisodeError as exc:
             yield ReplayedRun(*name, 0, None, f"{exc.reason}: {exc}")
             continue
-        yield ReplayedRun(*name, *_played(recorded_one, environment, start))
+        yield ReplayedRun(*name, *_play_again(recorded_one, environment, start))
 
 
-def _played(of_log: RecordedEpisode, environment: Environment, start: EpisodeStart) -> tuple[int, str | None]:
+def _play_again(of_log: RecordedEpisode, environment: Environment, start: EpisodeStart) -> tuple[int, str | None]:
     """Return how many actions were carried out again, and the first thing that is not as recorded."""
     episode = LiveEpisode(environment, start.name, start.seed, of_log.task.max_turns or 1)
     ended = of_log.ended
     try:
-        episode.begin()
-        if (differs := _difference("at first", episode.observed, of_log.started.observed)) is not None:
+        begin_task(episode, of_log.task)
+        if (differs := difference("at first", episode.observed, of_log.started.observed)) is not None:
             return 0, differs
         for number, (turn, action) in enumerate(of_log.actions()):
-            if number and (differs := _difference(f"before turn {turn.number}", episode.observed, turn.observed)):
+            if number and (differs := difference(f"before turn {turn.number}", episode.observed, turn.observed)):
                 return number, differs
             episode.act(action)
     except EpisodeError as exc:
@@ -113,14 +113,14 @@ def _played(of_log: RecordedEpisode, environment: Environment, start: EpisodeSta
         return episode.turns, None if failed_then else f"after {episode.turns} turns: {exc}"
     if ended is None or ended.ending != "completed":
         return episode.turns, None  # what it showed last is not in the log
-    if (differs := _difference("at last", episode.observed, ended.observed)) is not None:
+    if (differs := difference("at last", episode.observed, ended.observed)) is not None:
         return episode.turns, differs
     if episode.success != ended.success:
         return episode.turns, f"at last: success is {episode.success}, and was {ended.success}"
     return episode.turns, None
 
 
-def _difference(where: str, now: Observed, then: Observed | None) -> str | None:
+def difference(where: str, now: Observed, then: Observed | None) -> str | None:
     """Return which of their parts differ, e.g. `before turn 2: reward is 0.0, and was 0.5`."""
     if now == then:
         return None

@@ -88,7 +88,7 @@ def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) ->
     settings = settings_of(spec.name, spec.settings)
     if spec.name in LISTED:
         open_listed(spec.name, spec.settings)
-        train, held_out = tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
+        train, held_out = tuple(_listed_tasks(spec, settings, "train")), tuple(_listed_tasks(spec, settings, "eval"))
         return Episodes(train, held_out, train[0].messages, train[0].tools)
     start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
     shown = try_twice(opens, start, spec.max_turns or MAX_TURNS, None)
@@ -99,7 +99,7 @@ def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) ->
     return Episodes(train, held_out, first.messages, first.tools)
 
 
-def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:
+def _listed_tasks(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:
     tasks = TaskSpec(
         family=spec.name,
         count=spec.held_out if purpose == "eval" else spec.count,

@@ -54,7 +54,7 @@ class OtherEngine:
         """Return the answers to a task, once all slots are sampled. Raises EventError, RefusedError."""
         task = request.task
         share = self._ready(task.policy, version, folder)
-        prompt = self._rendering.first(task.messages, ())
+        prompt = request.fork_tokens(self.engine.tokenizer_digest) or self._rendering.first(task.messages, ())
         streams = [
             share.submit(
                 Generation(

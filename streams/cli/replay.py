@@ -124,6 +124,9 @@ def replay_plan(call: AppContext, /, output: Output, source: Source, **options: 
 
 @replay.command("run")
 @_request_options
+@click.option(
+    "--show", "show_bars", is_flag=True, help="Also show the mean reward before and after; writes replay.svg."
+)
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 even if records could not be read.")
 @on_option
 @output_option
@@ -135,6 +138,7 @@ def replay_run(
     /,
     output: Output,
     source: Source,
+    show_bars: bool,
     skip_bad: bool,
     on: str | None,
     **options: Any,
@@ -159,6 +163,8 @@ def replay_run(
         )
     config = request.place / "streamward.toml"
     show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)
+    if show_bars and result.kind == "finished":
+        _show_bars(call.settings, result.experiment, request.place)
     if result.kind == "stopped":
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
@@ -166,6 +172,17 @@ def replay_run(
     if bad:
         click.echo(f"{bad} records could not be read and were left out{'' if skip_bad else ' (--skip-bad)'}.", err=True)
         ctx.exit(0 if skip_bad else 1)
+
+
+def _show_bars(settings: Settings, name: str, folder: Path) -> None:
+    """Print the two bars of an experiment on stderr, and draw them. Raises as `replay_bars`."""
+    from streams.tools.replay import experiments, picture
+
+    bars = picture.replay_bars(settings, experiments.find(settings, name))
+    for line in bars.lines():
+        click.echo(line, err=True)
+    picture.draw(bars, folder / "replay.svg")
+    click.echo(f"Plot: {folder / 'replay.svg'}", err=True)
 
 
 @contextmanager

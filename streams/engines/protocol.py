@@ -48,6 +48,19 @@ class SamplingRequest:
         """How to draw tokens."""
         return self.task.sampling
 
+    def fork_tokens(self, tokenizer_digest: str) -> tuple[int, ...]:
+        """Return the recorded tokens that the prompt consists of; none: its messages are rendered.
+
+        Raises EventError if they are of another tokenizer than this one.
+        """
+        fork = self.task.fork
+        if fork is None or not fork.token_ids:
+            return ()
+        if fork.tokenizer_digest != tokenizer_digest:
+            error = f"it is a fork of run {fork.trajectory_id}, whose tokens are of another tokenizer; serve its model"
+            raise EventError(error, reason="other_tokenizer")
+        return tuple(fork.token_ids)
+
     @property
     def draw_key(self) -> str:
         """Seeds the random numbers of this sampling: the task's seed and id, or the sampling id if it has no seed."""

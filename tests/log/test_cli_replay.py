@@ -104,6 +104,17 @@ def test_a_condition_in_sql_chooses_tasks(source: Settings) -> None:
     assert wrong.exit_code == 2 and "scenari" in wrong.stderr
 
 
+def test_a_new_reward_of_recorded_answers_is_two_bars_and_samples_nothing(source: Settings, folder: Path) -> None:
+    words = ("--scorer", 'length={"limit": 4}', "--no-train", "--show")
+    done = invoke(source, "replay", "run", "short", *words)
+    assert done.exit_code == 0, done.output
+    first, second, cost, plot = done.stderr.splitlines()[-4:]
+    assert first.split()[:3] == ["recorded", "reward", "0.333"] and second.split()[:2] == ["length", "0.500"]
+    assert second.count("█") == 40 and first.count("█") == 27
+    assert cost.startswith(f"{NUMBER * SIZE} answers of ") and "; 0 tokens sampled, 0 versions trained" in cost
+    assert "<svg" in Path(plot.removeprefix("Plot: ")).read_text()
+
+
 def test_a_plan_with_a_scorer_says_how_many_scores(source: Settings) -> None:
     (plan,) = rows_of(invoke(source, "replay", "plan", "some", "--scorer", 'length={"limit": 9}'))
     assert (plan["rewards_to_score"], plan["groups_at_most"], plan["steps"]) == (NUMBER * SIZE, NUMBER, NUMBER // 2)

@@ -16,7 +16,18 @@ from gateway.agents.caller import ObservedBody
 from gateway.http.body import Answer, Body
 from gateway.http.route import Interface
 from plugins.agents.runs.agent_program import PROGRAM_CHARACTERS
-from schemas.events import MAX_GROUP_SIZE, AgentProgram, AnswerRule, Ending, Observed, Purpose, Sampling
+from schemas.events import (
+    MAX_GROUP_SIZE,
+    AgentProgram,
+    AnswerRule,
+    Ending,
+    ForkMode,
+    ForkPoint,
+    Observed,
+    Purpose,
+    Sampling,
+)
+from schemas.tokens import TokenIds
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
@@ -56,6 +67,24 @@ class ProgramBody(Body):
     dirty: bool | None = Field(None, description="whether tracked files there differ from the commit")
 
 
+class ForkBody(Body):
+    """The recorded moment that a task begins at; the fields of an event's `ForkPoint`."""
+
+    task_id: str
+    trajectory_id: str
+    turn: int = Field(ge=0)
+    mode: ForkMode
+    tokenizer_digest: str
+    messages_digest: str
+    recorded_tokens: int = Field(ge=0)
+    token_ids: list[int] = Field([], description="the whole prompt; empty: it is rendered again")
+
+    @property
+    def event(self) -> ForkPoint:
+        """What the log has of it."""
+        return ForkPoint(**{**self.model_dump(), "token_ids": TokenIds.of(self.token_ids)})
+
+
 class BeginBody(Body):
     """A slot of an attempt at a task."""
 
@@ -74,6 +103,7 @@ class BeginBody(Body):
     prompt_version: str | None = Field(None, description="NAME@VERSION of the prompt that its messages begin with")
     program: ProgramBody | None = None
     subject: str | None = Field(None, description="pseudonym of the person that its task is of")
+    fork: ForkBody | None = Field(None, description="recorded moment that its task begins at")
 
 
 class EndBody(Body):
@@ -126,9 +156,12 @@ class AgentRuns:
         """Begin the run of an agent on a task."""
         sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
         program = None if body.program is None else AgentProgram(**body.program.model_dump())
-        fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed), "program": program}
+        fork = None if body.fork is None else body.fork.event
+        events = {"sampling": sampling, "observed": _event(body.observed), "program": program, "fork": fork}
         return _answer(
-            await self._runs.begin(TrajectoryOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields))
+            await self._runs.begin(
+                TrajectoryOrder(agent_id=agent_id, trajectory_id=trajectory_id, **{**body.model_dump(), **events})
+            )
         )
 
     @RUNS.post(

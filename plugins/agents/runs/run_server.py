@@ -138,6 +138,7 @@ class AgentServer:
             "observed": None if observed is None else asdict(observed),
             "program": None if self._program is None else asdict(self._program),
             "prompt_version": None if task.prompt_version is None else str(task.prompt_version),
+            "fork": None if task.fork is None else {**asdict(task.fork), "token_ids": list(task.fork.token_ids)},
         }
 
     def end(self, trajectory_id: str, end: TrajectoryEnd) -> KnownRun:

@@ -86,7 +86,7 @@ class EpisodeError(EventError):
     """An episode cannot begin or continue.
 
     `reason`: unknown_environment, bad_settings, missing_package, not_allowed, exception, bad_result, too_large,
-    timeout, memory or crashed.
+    timeout, memory, crashed or not_repeatable.
     """
 
     reason = "exception"

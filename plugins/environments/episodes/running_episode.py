@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from typing import TypeVar
 
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult, digest
-from schemas.events import MAX_REWARD, Message, Observed
+from schemas.events import MAX_REWARD, Message, Observed, Task
 from streams.processes.worker_pipe import describe_exception
 
 MAX_OBSERVATION = 256 * 1024
@@ -102,6 +103,49 @@ class LiveEpisode:
         if size > MAX_OBSERVATION:
             message = f"{self._name}: an observation of {size} bytes, expected at most {MAX_OBSERVATION}; show less"
             raise EpisodeError(message, reason="too_large")
+
+
+def begin_task(episode: LiveEpisode, task: Task) -> Observation:
+    """Begin the episode of a task, and return all that its first call reads: what the environment shows, or of a fork
+    the recorded conversation, whose actions it repeats.
+
+    Raises EpisodeError; with the reason not_repeatable if it shows something else than is recorded.
+    """
+    first = episode.begin()
+    if task.fork is None:
+        return first
+    _compare(task, 0, first.messages)
+    place, turn = len(first.messages), 0
+    while place < len(task.messages):
+        if episode.is_over:
+            raise _not_repeatable(task, f"it is over after {turn} actions")
+        reply = task.messages[place]
+        shown = episode.act(Action(reply.content, reply.tool_calls)).observation.messages
+        place, turn = place + 1, turn + 1
+        is_replaced = task.fork.mode == "tool_result" and turn == task.fork.turn
+        if not is_replaced:
+            _compare(task, place, shown, turn)
+        place += len(shown)
+    if turn != task.fork.turn or episode.is_over:
+        raise _not_repeatable(task, f"its {turn} recorded actions lead to another turn")
+    return Observation(task.messages, first.tools)
+
+
+def _compare(task: Task, place: int, shown: Sequence[Message], turn: int = 0) -> None:
+    """Raise EpisodeError unless these messages are recorded at this place of a task's conversation."""
+    recorded = task.messages[place : place + len(shown)]
+    if tuple(shown) != recorded:
+        differ = next((pair for pair in zip_longest(shown, recorded) if pair[0] != pair[1]), (None, None))
+        now, then = ("nothing" if message is None else repr(message.content[:80]) for message in differ)
+        raise _not_repeatable(task, f"before turn {turn} it shows {now}, and showed {then}")
+
+
+def _not_repeatable(task: Task, difference: str) -> EpisodeError:
+    name = "" if task.environment is None else task.environment.name
+    text = (
+        f"{name}: its recorded actions do not lead to turn {0 if task.fork is None else task.fork.turn}: {difference}"
+    )
+    return EpisodeError(f"{text}; fork only runs of environments that repeat themselves", reason="not_repeatable")
 
 
 def play(episode: LiveEpisode, actions: Iterable[Action]) -> list[StepResult]:

@@ -164,7 +164,7 @@ class TransformersEngine:
         rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
             try:
-                prompt = self._prompts.tokens(request.messages)
+                prompt = self._prompts.of_request(request)
             except EventError as exc:
                 answers[index] = failed_slots(request, f"task {request.task.task_id}: {exc}")
                 continue

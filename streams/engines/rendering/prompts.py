@@ -16,6 +16,7 @@ from streams.errors import EventError, SettingsError
 
 if TYPE_CHECKING:
     from streams.engines.base_model import Base
+    from streams.engines.protocol import SamplingRequest
 
 log = logging.getLogger("streamward.rendering")
 
@@ -64,6 +65,9 @@ class PromptRenderer:
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles and order"
             raise EventError(error, reason="template_refuses") from exc
+        return self._check_tokens(tokens)
+
+    def _check_tokens(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         if (unknown := self.token_table.first_unknown(tokens)) is not None:
             name = self.token_table.rowless.get(unknown)
             error = f"the prompt has {name} (id {unknown}), for which the model has no row; leave it out"
@@ -83,9 +87,17 @@ class Prompts(PromptRenderer):
 
     def __init__(self, base: Base) -> None:
         """Raises SettingsError as `PromptRenderer` does."""
-        config = base.model.config
+        config, self._tokenizer_digest = base.model.config, base.tokenizer_digest
         windows = (getattr(config, "sliding_window", None), config.max_position_embeddings)
         super().__init__(base.tokenizer, base.token_table, min(window for window in windows if window))
+
+    def of_request(self, request: SamplingRequest) -> tuple[int, ...]:
+        """Return the prompt of a task: the recorded tokens of a fork, else its messages as `tokens` renders them.
+
+        Raises EventError as `tokens`, and for tokens of another tokenizer.
+        """
+        recorded = request.fork_tokens(self._tokenizer_digest)
+        return self._check_tokens(recorded) if recorded else self.tokens(request.messages)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of only `text`."""

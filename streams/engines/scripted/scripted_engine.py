@@ -134,8 +134,8 @@ class ScriptedEngine:
         """Nothing to release."""
 
     def _slot(self, request: SamplingRequest, slot: int) -> Completion:
-        prompt = lines_of(request.messages).encode()
         try:
+            prompt = request.fork_tokens(self.tokenizer_digest) or tuple(lines_of(request.messages).encode())
             if len(prompt) >= self.script.context_tokens:
                 context = f"do not fit the context of {self.script.context_tokens}"
                 raise EventError(f"{len(prompt)} prompt tokens {context}; shorten it")
@@ -148,7 +148,7 @@ class ScriptedEngine:
             slot=slot,
             text=bytes(tokens[:-1] if tokens[-1] == END_OF_TURN else tokens).decode(errors="ignore"),
             finish_reason=finish,
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=prompt,
             completion_token_ids=tokens,
             logprobs=tuple(logprob(request.draw_key, slot, step) for step in range(len(tokens))),
         )

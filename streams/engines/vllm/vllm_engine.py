@@ -146,7 +146,7 @@ class VllmEngine:
 
     def _prompt(self, request: SamplingRequest) -> tuple[int, ...]:
         """Return the tokens of a prompt. Raises EventError if it can never be answered."""
-        prompt = self._prompts.tokens(request.messages)
+        prompt = self._prompts.of_request(request)
         if len(prompt) >= self._proof.context_tokens:
             raise EventError(
                 f"{len(prompt)} prompt tokens do not fit the context of {self._proof.context_tokens} that the servers "

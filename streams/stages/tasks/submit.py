@@ -52,14 +52,14 @@ def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:
     return {record.key.decode() for record in records_of(settings, task_ids) if record.key}
 
 
-def records_of(settings: Settings, task_ids: Iterable[str]) -> Iterator[Record]:
-    """Yield every record in the log with one of these task ids as its key, the first of each id first."""
+def records_of(settings: Settings, task_ids: Iterable[str], label: str = "tasks") -> Iterator[Record]:
+    """Yield every record of a topic with one of these task ids as its key, the first of each id first."""
     wanted = {task_id.encode() for task_id in task_ids}
     if not wanted:
         return
-    topic = topics(settings.topics)["tasks"]
+    topic = topics(settings.topics)[label]
     partitions = {partition_of(key.decode(), topic.partitions) for key in wanted}
-    bounds = {tp: bound for tp, bound in offsets(settings, ["tasks"]).items() if tp[1] in partitions}
+    bounds = {tp: bound for tp, bound in offsets(settings, [label]).items() if tp[1] in partitions}
     starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
     for record in read(settings, starts, ends):
         if record.key in wanted:

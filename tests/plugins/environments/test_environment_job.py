@@ -124,5 +124,5 @@ def check_episodes(settings: Settings) -> None:
     assert {reward.source for reward in rewards} == {"environment"} and len(rewards) == len(responses)
     assert [event.version for _, event in trained if event.kind == "trained"] == [1, 2, 3]
     with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
-        runs = list(episode_replay.replayed(episode_replay.recorded(settings, None), pool.open))
+        runs = list(episode_replay.replay_episodes(episode_replay.read_episodes(settings, None), pool.open))
     assert len(runs) == len(responses) and {run.differs for run in runs} == {None}

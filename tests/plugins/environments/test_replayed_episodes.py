@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plugins.environments.episode_replay import RecordedEpisode, ReplayedRun, replayed
+from plugins.environments.episode_replay import RecordedEpisode, ReplayedRun, replay_episodes
 from plugins.environments.episodes.environment import Action, Environment, Observation
 from plugins.environments.episodes.running_episode import LiveEpisode
 from plugins.environments.listed import open_listed
@@ -39,7 +39,7 @@ def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEp
 
 
 def once_more(of_log: RecordedEpisode) -> ReplayedRun:
-    [run] = replayed([of_log], opened_here)
+    [run] = replay_episodes([of_log], opened_here)
     return run
 
 
@@ -107,5 +107,5 @@ def test_an_environment_that_does_not_draw_from_its_seed_is_found_out() -> None:
     begun = LiveEpisode(DrawsFromTheClock(), "guess", 3, 8)  # type: ignore[arg-type]
     begun.begin()
     made = replace(recorded(GUESS, []), started=trajectory("started", observed=begun.observed))
-    [run] = replayed([made], lambda _: DrawsFromTheClock())  # type: ignore[arg-type, return-value]
+    [run] = replay_episodes([made], lambda _: DrawsFromTheClock())  # type: ignore[arg-type, return-value]
     assert str(run.differs).startswith("at first: digest is ")

@@ -27,7 +27,7 @@ from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, EventError
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import Conversation
-from streams.stages.agents.trajectories.call_chains import Chains, Placement
+from streams.stages.agents.trajectories.call_chains import Chains, Digests, Placement, conversation_digest
 
 SHORT = 1000
 """Characters of a call's messages and tools that take less than a millisecond to render."""
@@ -101,7 +101,30 @@ class CallPrompts:
             if not isinstance(new, str):
                 return CallPrompt(placement, recorded, new)
             placement = Placement("rewrites", new, None, call.messages)
+        if (tokens := self._fork_tokens(call, conversation)) is not None:
+            return CallPrompt(placement, TokenIds(), tuple(tokens))
         return CallPrompt(placement, TokenIds(), await self._render(call, rendering.first, call.messages, call.tools))
+
+    def _fork_tokens(self, call: ModelCall, conversation: Conversation | None) -> TokenIds | None:
+        """Return the recorded tokens of a call that repeats the moment that its run was forked at; None for any other.
+
+        Raises CallError if the first call of a fork is another one, or the tokens are another tokenizer's.
+        """
+        began = None if conversation is None else conversation.began
+        fork = None if began is None else began.fork
+        if conversation is None or fork is None or not fork.token_ids:
+            return None
+        is_first = not conversation.chains.turns
+        run = f"run {conversation.trajectory_id} is a fork of run {fork.trajectory_id} at turn {fork.turn}"
+        if conversation_digest(Digests(call.messages, call.tools)) != fork.messages_digest:
+            if is_first:
+                text = f"{run}, and its first call has other messages or tools than its task; send those of the task"
+                raise CallError("invalid", text, "messages")
+            return None
+        if fork.tokenizer_digest != self._rendering.tokenizer_digest:
+            text = f"{run}, and the server has another tokenizer than that of its tokens"
+            raise CallError("invalid", f"{text}; serve the model that they were recorded with", "model")
+        return fork.token_ids
 
     def _place(self, call: ModelCall, conversation: Conversation | None, prompt: TokenIds | None) -> Placement:
         """Return how a call relates to the turns of its trajectory. It continues no turn that was rendered

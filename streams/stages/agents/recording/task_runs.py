@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from schemas.events import AgentProgram, Observed, Purpose, Sampling, TrajectoryEvent, derive_id
+from schemas.events import AgentProgram, ForkPoint, Observed, Purpose, Sampling, TrajectoryEvent, derive_id
 from schemas.serde import EncodeError
 from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
@@ -62,6 +62,8 @@ class TrajectoryOrder:
     """The task that is run."""
     subject: str | None = None
     """The person that its task is of."""
+    fork: ForkPoint | None = None
+    """The recorded moment that its task begins at."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
         """Return its beginning. A user may be waiting for the answer to a `serve` task, so its agent decides how to
@@ -87,6 +89,7 @@ class TrajectoryOrder:
             sampling=None if self.purpose == "serve" else self.sampling,
             observed=self.observed,
             program=self.program,
+            fork=self.fork,
             reason=f"slot {self.slot} of its task",
         )
 

@@ -449,6 +449,11 @@ def _is_replaced(reply: Message, sent: Message) -> bool:
 
 
 @lru_cache(64)
+def conversation_digest(digests: Digests) -> str:
+    """Return the SHA-256 of a call's messages and tools, in hexadecimal, as `ForkPoint.messages_digest` has it."""
+    return sha256(digests.prefixes[-1] + digests.tools).hexdigest()
+
+
 def tools_digest(tools: tuple[Tool, ...]) -> bytes:
     """Return a digest of the tools; empty without any. Agents offer the same tools with each call."""
     fields = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
