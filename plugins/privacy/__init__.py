@@ -11,6 +11,7 @@ PLUGIN = Plugin(
     topics="plugins.privacy.topics:TOPICS",
     settings="plugins.privacy.privacy_settings:Privacy",
     keys="plugins.privacy.person_keys:key_source",
+    checks="plugins.privacy.key_checks:check_keys",
     rooms="plugins.privacy.rooms:ROOMS",
     commands={
         "privacy": PluginCommand("plugins.privacy.commands:privacy", "Erase and export what persons said."),

@@ -78,7 +78,8 @@ class FolderStore:
         path = self._path(name)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 out.write(key := secrets.token_bytes(KEY_BYTES))
                 out.flush()

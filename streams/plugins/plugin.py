@@ -161,6 +161,9 @@ class Plugin:
     task_guard: str | None = None
     """Where its guard of tasks and their answers is: `module:name` of a TaskGuardBuilder
     (streams/engines/task_guard.py)."""
+    checks: str | None = None
+    """Where its checks for `doctor` are: `module:name` of a function that takes the settings and yields DoctorFindings
+    (streams/tools/doctor.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None

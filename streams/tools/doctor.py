@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from streams.errors import LogError, SettingsError, StreamwardError
 from streams.kafka.topics import NEWEST, OLDEST
 from streams.output import size
+from streams.plugins.installed import load_plugins
 from streams.scorers.module_names import check_module_names
 from streams.settings.load import default_address
 from streams.settings.model import Settings
@@ -87,7 +88,15 @@ def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[Doct
         *_scorers(settings),
         *_model(settings),
         *disk(settings),
+        *_of_plugins(settings),
     ]
+
+
+def _of_plugins(settings: Settings) -> Iterator[DoctorFinding]:
+    """Yield what the checks of the loaded plugins find."""
+    for plugin, _, _ in load_plugins():
+        if plugin.checks is not None:
+            yield from plugin.load(plugin.checks)(settings)
 
 
 def examine_model(base: str) -> list[DoctorFinding]:

@@ -13,6 +13,7 @@ import pytest
 
 from plugins.privacy.erasing import Eraser
 from plugins.privacy.erasure_log import PERSONS, ErasureLog, PersonState
+from plugins.privacy.key_checks import check_keys
 from plugins.privacy.key_store import CommandStore, FolderStore, KeyStore, KeyStoreError
 from plugins.privacy.learnt_versions import LearntVersions
 from plugins.privacy.person_keys import PersonKeys
@@ -26,7 +27,7 @@ from streams.errors import RefusedError
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
-from streams.settings.model import Settings
+from streams.settings.model import Archive, Settings
 from tests.support.factories import PERSON, adapter_event, batch, group, privacy_event, response
 from tests.support.log.registry_cases import Case, check_case, check_decisions, made as made
 from tests.support.log.whole_run import recounted, wrong
@@ -120,6 +121,25 @@ def test_a_damaged_key_is_an_error_and_no_key(tmp_path: Path, content: bytes) ->
 def test_a_command_that_fails_is_an_error_and_no_key() -> None:
     with pytest.raises(KeyStoreError, match="ended with code 1"):
         CommandStore([sys.executable, "-c", "raise SystemExit(1)"]).get(PERSON)
+
+
+def test_doctor_finds_keys_that_a_backup_of_the_log_would_have_and_keys_that_others_can_read(tmp_path: Path) -> None:
+    def found(folder: Path) -> list[tuple[str, str]]:
+        settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+        settings = settings.model_copy(update={"privacy": Privacy(key_folder=str(folder))})
+        return [(finding.state, finding.what) for finding in check_keys(settings)]
+
+    [(state, what)] = found(tmp_path / "archive" / "keys")
+    assert state == "failed" and "is in archive.store=" in what
+    folder = tmp_path / "new" / "keys"
+    assert [state for state, _ in found(folder)] == ["ok"]
+    FolderStore(folder).create(PERSON)
+    [(state, what)] = found(folder)
+    assert state == "ok" and "cannot be seen from here" in what
+    next(folder.rglob(PERSON)).chmod(0o640)
+    [(state, what)] = found(folder)
+    assert state == "failed" and "can be reached by other users" in what
+    assert list(check_keys(Settings())) == []
 
 
 # --- erasures ---------------------------------------------------------------------------------------------------------
