@@ -37,7 +37,7 @@ class PolicyVersion(NamedTuple):
     version: int
 
 
-class GroupPlace(NamedTuple):
+class GroupOffset(NamedTuple):
     """Where a group is, in its topic."""
 
     partition: int
@@ -85,13 +85,13 @@ class LearntVersions:
     def __init__(self, settings: Settings, persons: Set[str]) -> None:
         """Raises LogError."""
         self.persons = persons
-        self.own: set[GroupPlace] = set()
+        self.own: set[GroupOffset] = set()
         """Groups of the persons."""
-        self._sampled_by: dict[GroupPlace, PolicyVersion] = {}
+        self._sampled_by: dict[GroupOffset, PolicyVersion] = {}
         for record in read_topic(settings, "groups"):
             group = record.decode_closed(AdvantagedGroup)
             if not isinstance(group, Poison):
-                place = GroupPlace(record.at.partition, record.at.offset)
+                place = GroupOffset(record.at.partition, record.at.offset)
                 self._sampled_by[place] = PolicyVersion(group.policy, group.adapter_version)
                 if group.subject in persons:
                     self.own.add(place)
@@ -120,7 +120,7 @@ class LearntVersions:
             if (version := self._version(event)) is not None:
                 self.versions[version.name] = version
 
-    def depends_on_them(self, event: AdapterEvent, places: Iterable[GroupPlace]) -> bool:
+    def depends_on_them(self, event: AdapterEvent, places: Iterable[GroupOffset]) -> bool:
         """Return whether any of these groups, for the step of this event, may have learnt from the persons.
 
         Where another run sampled them, only what its base model said is known to be without.
@@ -129,7 +129,7 @@ class LearntVersions:
             return any(self._sampled_by[place].version for place in places if place not in self.own)
         return bool(self._count_of_theirs(places))
 
-    def _count_of_theirs(self, places: Iterable[GroupPlace]) -> int:
+    def _count_of_theirs(self, places: Iterable[GroupOffset]) -> int:
         return sum(self._sampled_by.get(place) in self.versions for place in places if place not in self.own)
 
     def replacement(self, name: PolicyVersion) -> PolicyVersion:
@@ -155,10 +155,10 @@ class LearntVersions:
             rollouts=self._rollouts[name],
         )
 
-    def _places(self, event: AdapterEvent) -> Iterator[GroupPlace]:
+    def _places(self, event: AdapterEvent) -> Iterator[GroupOffset]:
         """Yield the groups that a version was trained on."""
         if (tuning := event.tuning) is not None:
-            yield from (GroupPlace(tuning.groups_partition or 0, group.offset) for group in tuning.groups)
+            yield from (GroupOffset(tuning.groups_partition or 0, group.offset) for group in tuning.groups)
         elif event.last_batch is not None and (batch := self.batches.get((event.policy, event.last_batch))) is not None:
             yield from places_of(batch)
 
@@ -187,9 +187,9 @@ def parent_of(event: AdapterEvent) -> PolicyVersion:
     return PolicyVersion(event.policy, event.version - 1 if event.parent_version is None else event.parent_version)
 
 
-def places_of(batch: Batch) -> Iterator[GroupPlace]:
+def places_of(batch: Batch) -> Iterator[GroupOffset]:
     """Yield the groups of a batch."""
-    return (GroupPlace(batch.groups_partition, offset) for offset in batch.groups_offsets)
+    return (GroupOffset(batch.groups_partition, offset) for offset in batch.groups_offsets)
 
 
 def _batches(settings: Settings) -> dict[tuple[str, int], Batch]:

@@ -22,7 +22,7 @@ from plugins.privacy.learnt_versions import (
     BATCHES,
     INSTEAD_OF,
     TUNING,
-    GroupPlace,
+    GroupOffset,
     LearntVersion,
     LearntVersions,
     PolicyVersion,
@@ -114,7 +114,7 @@ class _Tuned:
         old, start = self._old, self._learnt.replacement(parent_of(self._old.event))
         partition = self._tuning.groups_partition or 0
         groups = tuple(
-            group for group in self._tuning.groups if GroupPlace(partition, group.offset) not in self._learnt.own
+            group for group in self._tuning.groups if GroupOffset(partition, group.offset) not in self._learnt.own
         )
         if not groups:
             self._learnt.replaced[old.name] = start
@@ -219,9 +219,9 @@ def _cut_again(settings: Settings, learnt: LearntVersions, history: History, eve
     tp = topics(settings.topics)["groups"].name, partition_of(event.policy, settings.topics.policy_partitions)
     first, end = history.bounds(["groups"]).get(tp, (0, 0))
 
-    def cut(leave_out: Set[GroupPlace]) -> dict[int, Batch]:
+    def cut(leave_out: Set[GroupOffset]) -> dict[int, Batch]:
         read = history.read({tp: first}, {tp: end})
-        records = (record for record in read if GroupPlace(tp[1], record.at.offset) not in leave_out)
+        records = (record for record in read if GroupOffset(tp[1], record.at.offset) not in leave_out)
         batches = driver.cut(settings.model_copy(update={"trainer": trainer}), records)
         return {batch.sequence: batch for batch in batches if isinstance(batch, Batch) and batch.policy == event.policy}
 
