@@ -91,7 +91,7 @@ class Erasures:
         name = self._name(request, body.person)
         return _answer(self._log.registry(ErasureLog).note(name, "revoked", actor_of(request), body.reason))
 
-    @REST.post("/privacy/finish", may=ERASE, at_once=1, refuses=())
+    @REST.post("/privacy/finish", may=ERASE, at_once=1, refuses=(400,))
     def finish_erasures(self, request: Request) -> PersonAnswers:
         """Delete the keys that are due, and those that a backup brought back."""
         states = list(self._eraser().finish(actor_of(request)))
