@@ -496,6 +496,21 @@ class FineTuningEventData(TypedDict):
     actor: str
 
 
+class ForkBody(TypedDict):
+    """
+    The recorded moment that a task begins at; the fields of an event's `ForkPoint`.
+    """
+
+    task_id: str
+    trajectory_id: str
+    turn: int
+    mode: Literal["continue", "recheck", "prompt", "tool_result"]
+    tokenizer_digest: str
+    messages_digest: str
+    recorded_tokens: int
+    token_ids: NotRequired[list[int]]
+
+
 class FoundChunk(TypedDict):
     """
     A chunk of a document.
@@ -2342,6 +2357,7 @@ class BeginBody(TypedDict):
     prompt_version: NotRequired[str | None]
     program: NotRequired[ProgramBody | None]
     subject: NotRequired[str | None]
+    fork: NotRequired[ForkBody | None]
 
 
 class BiasFigures(TypedDict):

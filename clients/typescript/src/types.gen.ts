@@ -324,6 +324,10 @@ export type BeginBody = {
      * pseudonym of the person that its task is of
      */
     subject?: string | null;
+    /**
+     * recorded moment that its task begins at
+     */
+    fork?: ForkBody | null;
 };
 
 /**
@@ -1483,6 +1487,23 @@ export type FineTuningMethod = {
     reinforcement?: ReinforcementMethod | null;
     supervised?: SupervisedMethod | null;
     dpo?: DpoMethod | null;
+};
+
+/**
+ * The recorded moment that a task begins at; the fields of an event's `ForkPoint`.
+ */
+export type ForkBody = {
+    task_id: string;
+    trajectory_id: string;
+    turn: number;
+    mode: 'continue' | 'recheck' | 'prompt' | 'tool_result';
+    tokenizer_digest: string;
+    messages_digest: string;
+    recorded_tokens: number;
+    /**
+     * the whole prompt; empty: it is rendered again
+     */
+    token_ids?: Array<number>;
 };
 
 /**
