@@ -105,7 +105,7 @@ def privacy_versions(call: AppContext, person: str, output: Output) -> None:
 @output_option
 @pass_call
 def privacy_trail(call: AppContext, person: str, output: Output) -> None:
-    """List who read a person's words, when, and by which route or command.
+    """List who read a person's words, and when.
 
     Requests of serve.auth=keys are listed, and commands of users; processes of the loop are not.
     """

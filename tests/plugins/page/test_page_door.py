@@ -351,7 +351,7 @@ def test_a_list_of_a_plugin_has_the_rows_that_its_view_has_for_a_visitor(
         "asked", "Asked", "tasks", ("task_id", "policy"), filters=("policy",), key="task_id", facts=("group_size",),
         sections=(answers,),
     )  # fmt: skip
-    for module in (plugin_list, render):
+    for module in (plugin_list, render, app):
         monkeypatch.setattr(module, "view_lists", lambda: {"asked": declared})
 
     def listed(tenant: str | None, query: str = "") -> str:
