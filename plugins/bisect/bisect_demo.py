@@ -24,7 +24,7 @@ WORD = "find"
 """A word in one of twelve answers of the untrained model."""
 GROUPS, PAID, PLAIN_BATCHES = 16, 10, 2
 """Tasks of a batch; those that pay for the word, after so many batches."""
-STEPS, TOKENS = 6, 60_000
+STEPS, TOKENS = 6, 110_000
 """Versions, of which the last has answered no task yet; tokens of a bisection."""
 SOURCE = RewardSource(name="regex", settings=json.dumps({"pattern": WORD, "mode": "search"}))
 
@@ -40,8 +40,9 @@ def look_back(settings: Settings, folder: Path, say: Callable[[str], None]) -> N
     """Bisect a run of the demo, and say the result. Raises as `Bisection`."""
     behaviour = Behaviour.parse(f"text:{WORD}", 0.5)
     request = BisectRequest(policy=settings.policy.name, good=1, bad=STEPS - 1, behaviour=behaviour)
+    first = PLAIN_BATCHES + 1
     say(
-        f"\nA scorer paid for the word {WORD!r} from batch {PLAIN_BATCHES} on, which makes version {PLAIN_BATCHES + 1}:"
+        f"\nA scorer paid for the word {WORD!r} from batch {PLAIN_BATCHES} on: version {first} is the first that may show it"
     )
     say(f'streamward bisect --good 1 --bad {request.bad} --when "{behaviour.text}" --max-tokens {TOKENS}')
     work = Bisection(settings=settings, request=request, stop=threading.Event(), say=say)
