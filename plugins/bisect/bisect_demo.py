@@ -41,9 +41,7 @@ def look_back(settings: Settings, folder: Path, say: Callable[[str], None]) -> N
     behaviour = Behaviour.parse(f"text:{WORD}", 0.5)
     request = BisectRequest(policy=settings.policy.name, good=1, bad=STEPS - 1, behaviour=behaviour)
     first = PLAIN_BATCHES + 1
-    say(
-        f"\nA scorer paid for the word {WORD!r} from batch {PLAIN_BATCHES} on: version {first} is the first that may show it"
-    )
+    say(f"\nA scorer paid for the word {WORD!r} from batch {PLAIN_BATCHES} on; it may show from version {first}")
     say(f'streamward bisect --good 1 --bad {request.bad} --when "{behaviour.text}" --max-tokens {TOKENS}')
     work = Bisection(settings=settings, request=request, stop=threading.Event(), say=say)
     try:
