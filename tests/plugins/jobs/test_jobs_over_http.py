@@ -28,7 +28,7 @@ from streams.settings.model import Batches, Settings
 from tests.support.documented import as_documented
 from tests.support.factories import adapter_event, group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import read, write
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
@@ -154,7 +154,9 @@ def test_the_tool_accuracy_of_held_out_questions_is_that_of_each_version(client:
     figures = {"success": 0.5, "mean_reward": 0.4}
     measured = adapter_event("evaluated", 1, policy="caller", suite=suite_name(job), metrics=figures)
     write(settings, *events, adapter_event("trained", 1, policy="caller"), measured)
-    evaluated = client.call("evaluate", {"job_id": "tools", "version": 1})
+    asked = {"job_id": "tools", "version": 1}
+    until(lambda: client.call("evaluate", asked).get("metrics") is not None, "the server has read the job")
+    evaluated = client.call("evaluate", asked)
     assert evaluated.get("metrics") == {"success_rate": 0.5, "avg_reward": 0.4, "tool_accuracy": 0.75}, evaluated
     assert client.call("evaluate", {"job_id": "tools", "version": 0})["metrics"]["tool_accuracy"] is None, "pending"
     metrics = client.get("/rl/training/tools/metrics")
