@@ -69,7 +69,8 @@ def ask(
     if min_score_delta is not None and not scorers:
         raise click.UsageError("--min-score-delta needs --scorer NAME")
     if again is not None:
-        ctx.exit(_ask_again(call, again, versions or "", scorers, min_score_delta, wait_s, output))
+        delta = _ask_again(call, again, versions or "", scorers, wait_s, output)
+        ctx.exit(int(min_score_delta is not None and delta < min_score_delta))
     from schemas.events import Sampling
     from streams import output as show
     from streams.tools import asking
@@ -82,15 +83,9 @@ def ask(
 
 
 def _ask_again(
-    call: AppContext,
-    turn: str,
-    versions: str,
-    scorers: tuple[str, ...],
-    min_delta: float | None,
-    wait_s: float,
-    output: Output,
-) -> int:
-    """Print the answers of versions to a recorded call, and return the exit code."""
+    call: AppContext, turn: str, versions: str, scorers: tuple[str, ...], wait_s: float, output: Output
+) -> float:
+    """Print the answers of versions to a recorded call; return the last one's score minus the recorded one's."""
     from streams import output as show
     from streams.scorers import named_sources
     from streams.tools.forks.repeated_call import differences, repeat_call
@@ -109,7 +104,7 @@ def _ask_again(
         score = {"score": answer.score, "delta": None if answer.score is None else delta}
         rows.append({"version": str(answer.version), **score, "answer": difference})
     show.rows(rows, show.columns("version, >score, >delta, answer"), output)
-    return int(min_delta is not None and delta < min_delta)
+    return delta
 
 
 @click.command()
