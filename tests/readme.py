@@ -45,6 +45,7 @@ from typing import NamedTuple
 from streams.kafka.node import process as broker
 from streams.settings.load import section_types
 from streams.settings.model import Broker
+from tests.support.log.shared_node import SharedNode
 
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
@@ -297,6 +298,14 @@ def check_page(name: str, folder: Path, *, more: str, limit_s: float) -> None:
     for ran in run_page(name, folder, more=more, limit_s=limit_s):
         place = f"{name}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
         assert ran.code == 0 and (ran.step.file or fits(ran.step.expected, ran.output)), place
+
+
+def check_page_at(node: SharedNode, name: str, folder: Path, *, prefix: str, limit_s: float = 500) -> None:
+    """Check a page at a node as `check_page` does, and delete its topics, whose names begin with `prefix`."""
+    try:
+        check_page(name, folder, more=f'\n[kafka]\nbootstrap = "{node.bootstrap}"\n', limit_s=limit_s)
+    finally:
+        node.delete_topics(prefix)
 
 
 def fits(expected: str, output: str) -> bool:

@@ -9,17 +9,8 @@ import pytest
 from tests import readme
 from tests.support.log.shared_node import SharedNode
 
-PREFIX = "cached."
-"""Of the page's topics."""
-
 
 @pytest.mark.kafka
 @pytest.mark.docs
-def test_every_command_of_the_page_prints_what_the_page_says(
-    kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path
-) -> None:
-    try:
-        more = f'\n[kafka]\nbootstrap = "{kafka_bootstrap}"\n'
-        readme.check_page("docs/cache.md", tmp_path, more=more, limit_s=500)
-    finally:
-        shared_node.delete_topics(PREFIX)
+def test_every_command_of_the_page_prints_what_the_page_says(shared_node: SharedNode, tmp_path: Path) -> None:
+    readme.check_page_at(shared_node, "docs/cache.md", tmp_path, prefix="cached.")

@@ -12,15 +12,7 @@ from tests.support.log.shared_node import SharedNode
 pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 PAGE = "docs/threads.md"
-PREFIX = "threads."
-"""Of the page's topics."""
 
 
-def test_every_command_of_the_page_prints_what_the_page_says(
-    kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path
-) -> None:
-    try:
-        more = f'\n[kafka]\nbootstrap = "{kafka_bootstrap}"\n'
-        readme.check_page(PAGE, tmp_path, more=more, limit_s=readme.LIMIT_S)
-    finally:
-        shared_node.delete_topics(PREFIX)
+def test_every_command_of_the_page_prints_what_the_page_says(shared_node: SharedNode, tmp_path: Path) -> None:
+    readme.check_page_at(shared_node, PAGE, tmp_path, prefix="threads.", limit_s=readme.LIMIT_S)

@@ -17,22 +17,14 @@ from tests import readme
 from tests.support.log.shared_node import SharedNode
 
 NAME = "docs/tinker.md"
-PREFIX = "loops."
-"""Of the page's topics."""
 PAGE = (readme.ROOT / NAME).read_text(encoding="utf-8")
 REFUSED = {"/save_weights_external"} | {route.path for route in routes_of(TinkerNotOffered)}
 
 
 @pytest.mark.kafka
 @pytest.mark.docs
-def test_every_command_of_the_page_prints_what_the_page_says(
-    kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path
-) -> None:
-    try:
-        more = f'\n[kafka]\nbootstrap = "{kafka_bootstrap}"\n'
-        readme.check_page(NAME, tmp_path, more=more, limit_s=500)
-    finally:
-        shared_node.delete_topics(PREFIX)
+def test_every_command_of_the_page_prints_what_the_page_says(shared_node: SharedNode, tmp_path: Path) -> None:
+    readme.check_page_at(shared_node, NAME, tmp_path, prefix="loops.")
 
 
 def rows(heading: str) -> list[list[str]]:
