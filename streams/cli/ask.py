@@ -70,7 +70,7 @@ def ask(
         raise click.UsageError("--min-score-delta needs --scorer NAME")
     if again is not None:
         delta = _ask_again(call, again, versions or "", scorers, wait_s, output)
-        ctx.exit(int(min_score_delta is not None and delta < min_score_delta))
+        ctx.exit(int(min_score_delta is not None and delta is not None and delta < min_score_delta))
     from schemas.events import Sampling
     from streams import output as show
     from streams.tools import asking
@@ -84,8 +84,11 @@ def ask(
 
 def _ask_again(
     call: AppContext, turn: str, versions: str, scorers: tuple[str, ...], wait_s: float, output: Output
-) -> float:
-    """Print the answers of versions to a recorded call; return the last one's score minus the recorded one's."""
+) -> float | None:
+    """Print the answers of versions to a recorded call; return the last one's score minus the recorded one's.
+
+    None without scorers; an answer that a scorer cannot score is an error.
+    """
     from streams import output as show
     from streams.scorers import named_sources
     from streams.tools.forks.repeated_call import differences, repeat_call
@@ -95,14 +98,13 @@ def _ask_again(
     except ValueError:
         raise click.UsageError(f"--versions {versions}: expected numbers with commas, e.g. 3,7,20") from None
     answers = repeat_call(call.settings_to_write, turn, numbers, named_sources(scorers), wait_s=wait_s)
-    recorded, delta = answers[0], 0.0
+    recorded, delta = answers[0], None
     rows = [
         {"version": f"{recorded.version}, recorded", "score": recorded.score, "delta": None, "answer": recorded.text}
     ]
     for answer, difference in differences(answers):
-        delta = (answer.score or 0.0) - (recorded.score or 0.0)
-        score = {"score": answer.score, "delta": None if answer.score is None else delta}
-        rows.append({"version": str(answer.version), **score, "answer": difference})
+        delta = None if answer.score is None or recorded.score is None else answer.score - recorded.score
+        rows.append({"version": str(answer.version), "score": answer.score, "delta": delta, "answer": difference})
     show.rows(rows, show.columns("version, >score, >delta, answer"), output)
     return delta
 

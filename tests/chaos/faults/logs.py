@@ -42,15 +42,14 @@ from tests.chaos.world import REPO, World, plain_environment
     cut=True,
 )
 def retention(world: World, load: Load, draw: random.Random) -> None:
+    group = f"policy-{world.direct.policy.name}"
     load.until(draw.uniform(0.2, 0.4))
+    begun = dict.fromkeys(cluster.offsets(world.direct, ["tasks"]), 1)
+    wait_until_read(group, world, begun)  # else it starts where the log does now, and has lost nothing
     world.stop("policy")
     world.wait_for("tasks", 300)
     ends = {tp: high for tp, (_, high) in cluster.offsets(world.direct, ["tasks"]).items()}
-    deadline = time.monotonic() + 30
-    while not read_by("streams", world, ends):  # else the worker has lost something too, and refuses as rightly
-        if time.monotonic() > deadline:
-            raise TimeoutError("the worker did not read the tasks")
-        time.sleep(0.1)
+    wait_until_read("streams", world, ends)  # else the worker has lost something too, and refuses as rightly
     delete_records(world.direct, ends)
     world.start("policy")
     deadline = time.monotonic() + 30
@@ -62,9 +61,18 @@ def retention(world: World, load: Load, draw: random.Random) -> None:
     said = world.said("policy")
     if "offsets skip" not in said:
         raise RuntimeError(f"the agent did not say what to do: {said[-400:]}")
-    streamward(world.direct, "admin", "offsets", "skip", "--group", f"policy-{world.direct.policy.name}")
+    streamward(world.direct, "admin", "offsets", "skip", "--group", group)
     world.start("policy")
     load.until(1)
+
+
+def wait_until_read(group: str, world: World, ends: dict[tuple[str, int], int]) -> None:
+    """Return once a group has committed up to these offsets. Raises TimeoutError."""
+    deadline = time.monotonic() + 30
+    while not read_by(group, world, ends):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{group} did not read the tasks")
+        time.sleep(0.1)
 
 
 def read_by(group: str, world: World, ends: dict[tuple[str, int], int]) -> bool:
