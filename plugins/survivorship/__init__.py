@@ -1,6 +1,6 @@
-"""Sampled and trained on: whether answers of batches are like all others, and how old they are.
+"""Sampled and trained on: whether answers of batches are like all others, how old they are, and where the time went.
 
-tasks, responses, groups, batches, turns ──► the SQL views and lists survivorship and staleness
+tasks, responses, groups, batches, adapters, turns ──► the SQL views and lists survivorship, staleness and stages
 """
 
 from streams.plugins.plugin import Plugin

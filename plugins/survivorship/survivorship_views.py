@@ -1,7 +1,8 @@
-"""The views `survivorship` and `staleness`.
+"""The views `survivorship`, `staleness` and `stages`.
 
     responses to train tasks ──► in a batch, or in none ──► how both are distributed, and whether they differ
     batches ──► their responses ──► how many versions old those are, and how many one conversation spans
+    responses, by version ──► when at least one was sampled, and how long the step took that they led to
 
 A run that leaves out what is long, slow or failed learns from what is left. The test is that of Mann and Whitney (Ann.
 Math. Stat. 18, 1947), by mean ranks and its normal approximation, with the variance for ties.
@@ -73,6 +74,34 @@ SELECT policy, sequence AS batch, count(DISTINCT group_offset) AS groups, count(
 FROM aged SEMI JOIN batches USING (_partition, _offset)
 GROUP BY policy, sequence, _partition, _offset, _timestamp ORDER BY policy, batch
 """
+STAGES = """
+WITH answered AS (
+    SELECT r.policy, r.adapter_version AS version, purpose, completion_tokens,
+        epoch(r.created_at) - r.latency_ms / 1000 AS begun, epoch(r.created_at) AS ended
+    FROM responses AS r JOIN whole.tasks AS t USING (task_id)
+    QUALIFY row_number() OVER (PARTITION BY response_id ORDER BY r._offset) = 1
+), following AS (
+    SELECT *, max(ended) OVER (
+        PARTITION BY policy, version, purpose ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS sampled_until
+    FROM answered
+), sampled AS (
+    SELECT policy, version, count(*) AS responses, sum(completion_tokens) AS tokens,
+        sum(seconds) FILTER (purpose = 'train') AS train_s, sum(seconds) FILTER (purpose = 'eval') AS held_out_s,
+        sum(seconds) FILTER (purpose = 'serve') AS serve_s
+    FROM (SELECT *, greatest(0, ended - greatest(begun, coalesce(sampled_until, begun))) AS seconds FROM following)
+    GROUP BY policy, version
+), made AS (
+    SELECT policy, version, metrics['step_s'] AS step_s, epoch(created_at) AS at
+    FROM whole.adapters WHERE kind = 'trained'
+    QUALIFY row_number() OVER (PARTITION BY policy, version ORDER BY _offset) = 1
+)
+SELECT s.*, next.step_s, next.at - this.at AS until_next_s
+FROM sampled AS s
+LEFT JOIN made AS next ON next.policy = s.policy AND next.version = s.version + 1
+LEFT JOIN made AS this ON this.policy = s.policy AND this.version = s.version
+ORDER BY policy, version
+"""
 BATCHED = "WITH " + CUT + TRAINED
 VIEWS = (
     SqlView(
@@ -90,6 +119,14 @@ VIEWS = (
         NO_TENANT,
         BATCHED + STALENESS,
         ("groups", "responses", "turns"),
+    ),
+    SqlView(
+        "stages",
+        "responses",
+        "one row per version: seconds in which it answered, by purpose; of the step to the next one, and until that",
+        NO_TENANT,
+        STAGES,
+        ("tasks", "adapters"),
     ),
 )
 LISTS = (
@@ -109,6 +146,16 @@ LISTS = (
             "oldest_version", "newest_version", "longest_span",
         ),
         order="policy, batch DESC",
+        filters=("policy",),
+    ),
+    ViewList(
+        "stages",
+        "Where the time went",
+        "stages",
+        (
+            "policy", "version", "responses", "tokens", "train_s", "held_out_s", "serve_s", "step_s", "until_next_s",
+        ),
+        order="policy, version DESC",
         filters=("policy",),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The views tell what was left out of training, and how old what was trained on is, as counted by hand."""
+"""The views tell what was left out of training, how old the rest is, and where the time went, as counted by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streams.settings.model import Settings
 from streams.tools.query.view_list import view_lists
 from tests.support import processes
 from tests.support.commands import invoke
-from tests.support.factories import batch, group, member, response, task, turn
+from tests.support.factories import batch, group, member, response, task, trained, turn
 
 pytestmark = pytest.mark.kafka
 LENGTHS = {f"t{number}": random.Random(number).choices(range(1, 9), k=2) for number in range(12)}
@@ -82,13 +82,13 @@ def run(made: Settings) -> Settings:
 
 def test_answers_that_are_in_no_batch_are_compared_with_those_that_are(run: Settings) -> None:
     rows = {row["measure"]: row for row in rows_of(run, "survivorship")}
-    trained = [float(length) for name, both in LENGTHS.items() if name not in LEFT_OUT for length in both]
+    in_batch = [float(length) for name, both in LENGTHS.items() if name not in LEFT_OUT for length in both]
     others = [float(length) for both in LEFT_OUT.values() for length in both]
     row = rows["completion_tokens"]
     assert (row["sampled"], row["trained"]) == (24, 18), "an answer to a user is no sample"
-    assert row["trained_mean"] == pytest.approx(sum(trained) / 18)
-    assert row["sampled_mean"] == pytest.approx(sum(trained + others) / 24)
-    assert row["z"] == pytest.approx(z_of(trained, others)) and row["z"] < -1.96 and row["differs"]
+    assert row["trained_mean"] == pytest.approx(sum(in_batch) / 18)
+    assert row["sampled_mean"] == pytest.approx(sum(in_batch + others) / 24)
+    assert row["z"] == pytest.approx(z_of(in_batch, others)) and row["z"] < -1.96 and row["differs"]
     assert rows["latency_ms"]["z"] == pytest.approx(row["z"]), "ranks are of no unit"
     assert (rows["turns"]["z"], rows["turns"]["differs"]) == (None, False), "all are equal"
     assert rows["failed"]["sampled_mean"] == 0
@@ -107,7 +107,33 @@ def test_batches_say_how_old_their_answers_are(run: Settings) -> None:
     assert only == second, "a range is of batches"
 
 
-@pytest.mark.parametrize("name", ["survivorship", "staleness"])
+def test_time_in_which_answers_overlap_counts_once(made: Settings) -> None:
+    begun_ms, at_s = 1_700_000_000_000, {0: (0, 4), 1: (1, 3), 2: (3, 5), 3: (9, 10)}
+    asked = [task(task_id=name, purpose=name, group_size=4) for name in ("train", "eval")]
+    answers = [
+        response(
+            task_id=name,
+            sampling_id=name,
+            slot=slot,
+            group_size=4,
+            adapter_version=1,
+            latency_ms=1000.0 * (ended - begun),
+            created_at=begun_ms + 1000 * ended,
+        )
+        for name, shown in (("train", at_s), ("eval", {0: (4, 6)}))
+        for slot, (begun, ended) in shown.items()
+    ]
+    steps = [
+        trained(number, metrics={"step_s": 0.5 * number}, created_at=begun_ms + 10_000 * number) for number in (1, 2)
+    ]
+    processes.write(made, *asked, *answers, answers[0], *steps)
+    (row,) = rows_of(made, "stages")
+    assert (row["version"], row["responses"]) == (1, 5), "an answer that was written twice is one"
+    assert (row["train_s"], row["held_out_s"], row["serve_s"]) == (pytest.approx(6), pytest.approx(2), None)
+    assert (row["step_s"], row["until_next_s"]) == (1, 10)
+
+
+@pytest.mark.parametrize("name", ["survivorship", "staleness", "stages"])
 def test_the_lists_of_the_page_have_these_rows(run: Settings, name: str) -> None:
     listed, rows = view_lists()[name], rows_of(run, view_lists()[name].statement({}))
     assert rows and all({*row} == {*listed.columns} for row in rows)
