@@ -3,7 +3,7 @@
     fields ──► shape_of ──► chat | preference | verl | instruction | question | text
                               └──► question_of: what is asked; problems_of: what is wrong by that shape
 
-Not covered: a table whose columns have other names; `--map` of `tasks submit` renames them.
+Not covered: a table whose columns have other names; `--map` renames them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from plugins.data.cleaning.chat_faults import RowProblem, chat_problems, message_list_problems
+from schemas.faults import names_in_quotes
+from streams.stages.tasks.mapped_row import empty_columns
 
 Shape = Literal["chat", "preference", "verl", "instruction", "question", "text", "unknown"]
 Fields = Mapping[str, Any]
@@ -119,9 +121,12 @@ def problems_of(fields: Fields, shape: Shape) -> Iterator[RowProblem]:
         )
     elif _columns(fields, shape) is None:
         needed = " or ".join(", ".join(columns.needed) for columns in SHAPES.get(shape, ()))
+        wanted = {name for columns in SHAPES.get(shape, ()) for name in columns.needed}
+        empty = [name for name in empty_columns(fields) if name in wanted]
+        blank = f"; empty in this row: {names_in_quotes(empty)}" if empty else ""
         has = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
         name = "missing_messages_list" if shape == "chat" else "missing_columns"
-        yield RowProblem(name, f"expected {needed}, as rows of shape {shape} have; it has {has[:120]}")
+        yield RowProblem(name, f"expected {needed}, as rows of shape {shape} have; it has {has[:120]}{blank}")
     elif shape == "chat":
         yield from chat_problems(fields)
     elif shape == "preference":

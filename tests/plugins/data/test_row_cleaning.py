@@ -251,6 +251,16 @@ def test_a_file_with_other_column_names_is_read_with_the_map_of_tasks_submit(tmp
         assert (first["prompt"], first["answer"]) == ("Wer schrieb Faust?", "Goethe") and "When" not in first
 
 
+def test_a_question_that_is_empty_is_named_as_tasks_submit_names_it(tmp_path: Path) -> None:
+    (file := tmp_path / "rows.csv").write_text(
+        "Question,Answer\n,7\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(9))
+    )
+    names = ("--map", "prompt=Question", "--map", "answer=Answer")
+    checked = json.loads(run("improve", "data", "check", file, *names, "--output", "jsonl").stdout)
+    (finding,) = (one for one in checked["findings"] if one["finding"] == "missing_columns")
+    assert finding["first"].startswith("rows.csv:2: ") and finding["first"].endswith("; empty in this row: prompt")
+
+
 def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
     rows = [MAPPED, {"When": "?"}]
     file = lines(tmp_path / "rows", *rows)
