@@ -1,4 +1,4 @@
-"""Open every page in Chromium: light, dark, and as wide as a phone. Runs in an environment that has Playwright alone.
+"""Open every page in Chromium: light, dark, wide, and as a phone. Runs in an environment that has Playwright alone.
 
     ADDRESS, folder for pictures ──► every page that a link leads to ──► what is wrong, a line each, and the pictures
 
@@ -20,6 +20,7 @@ from typing import Any
 SCREENS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
+    "wide": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
     "phone": {"viewport": {"width": 390, "height": 800}, "color_scheme": "light", "is_mobile": True, "has_touch": True},
 }
 PICTURED = {
