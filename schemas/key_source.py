@@ -49,8 +49,12 @@ class KeySource(Protocol):
         """Return the pseudonym of a person, whose key is made if there is none yet; None: nothing is sealed.
 
         `person` is the name that the caller gives, unique in its tenant; `caller` the API key or user that calls.
-        Raises ErasedError for a person who was erased.
+        Raises ErasedError for a person who was erased, and did not return.
         """
+        ...
+
+    def may_train(self, subject: str) -> bool:
+        """Return whether what is of a subject may be trained on."""
         ...
 
     def close(self) -> None:
@@ -74,6 +78,10 @@ class NoKeys:
     def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
         """Return None."""
         return None
+
+    def may_train(self, subject: str) -> bool:
+        """Return True: nothing says otherwise."""
+        return True
 
     def close(self) -> None:
         """Do nothing."""
@@ -108,6 +116,15 @@ def current() -> KeySource:
         if _ProcessKeys.source is None:
             _ProcessKeys.source = _ProcessKeys.find() or NoKeys()
         return _ProcessKeys.source
+
+
+NO_TRAINING = "no_training"
+"""Why something is left out of training: its person does not allow it."""
+
+
+def may_train(subject: str | None) -> bool:
+    """Return whether what is of a subject may be trained on; None: of nobody in particular."""
+    return subject is None or current().may_train(subject)
 
 
 # --- what a process remembers -----------------------------------------------------------------------------------------

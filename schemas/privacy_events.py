@@ -9,16 +9,18 @@ from typing import Annotated, ClassVar, Literal
 
 from schemas.event_types import KIB, Int, Millis
 
-PrivacyKind = Literal["asked", "revoked", "deleted", "confirmed", "exported"]
+PrivacyKind = Literal["asked", "revoked", "expired", "deleted", "confirmed", "exported", "restricted"]
 PSEUDONYM = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,62}\.)?p-[0-9a-f]{32}")
 """What a person is called in the log, after the tenant and a dot if there is one."""
+TRAINING, RETENTION_S = "training", "retention_s"
+"""Metadata of `restricted`: on or off; and seconds without a record after which the person expires, 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyEvent:
-    """A person's words are to be erased, their key was deleted, or they were given out.
+    """A person's words are to be erased, their key was deleted, their use is restricted, or they were given out.
 
-    From `asked` on they are unreadable; until their key is deleted, `revoked` takes that back.
+    From `asked` or `expired` on they are unreadable; until their key is deleted, `revoked` takes `asked` back.
     """
 
     MOST_BYTES: ClassVar[int] = 64 * KIB
@@ -40,5 +42,9 @@ def privacy_problems(event: PrivacyEvent) -> Iterator[str]:
         yield f"person is {event.person[:100]!r}; expected p- and 32 hexadecimal digits, after TENANT. if any"
     if event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
+    if event.kind == "restricted":
+        training, retention_s = event.metadata.get(TRAINING, "on"), event.metadata.get(RETENTION_S, "0")
+        if training not in ("on", "off") or not retention_s.isdecimal():
+            yield f"training is {training!r} and retention_s {retention_s!r}; expected on or off, and whole seconds"
     if (event.kind == "asked") != (event.due_at is not None):
         yield f"kind is {event.kind} and due_at is {event.due_at}; asked alone has one"

@@ -62,6 +62,7 @@ LINES = pa.schema(
         pa.field("purpose", pa.string()),
         pa.field("parameters", pa.string()),
         pa.field("variant_of", pa.string()),
+        pa.field("subject", pa.string()),
         pa.field("line", pa.string()),
         pa.field("reason", pa.string()),
     ]

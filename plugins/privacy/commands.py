@@ -1,4 +1,4 @@
-"""The commands of privacy: privacy erase, revoke, finish, list, export, versions.
+"""The commands of privacy: privacy erase, revoke, restrict, finish, list, export, trail, versions.
 
 PERSON ──► pseudonym ──► asked ──► key deleted ──► confirmed
              └──► records, opened              └──► groups ──► versions that learnt ──► trained again without them
@@ -17,6 +17,7 @@ from streams.cli.route_commands import RouteCommand, RoutedCommand, add_routes
 from streams.cli.runtime import AppContext, importing, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
+    from plugins.privacy.erasure_log import ErasureLog
     from streams.output import Output
     from streams.tools.archive.history import Source
 
@@ -26,7 +27,7 @@ def privacy() -> None:
     """Erase and export what persons said."""
 
 
-COLUMNS = "person state asked_at due_at deleted_at"
+COLUMNS = "person state training asked_at due_at deleted_at"
 ROOM = "plugins.privacy.rooms:Erasures"
 
 add_routes(
@@ -36,13 +37,24 @@ add_routes(
         "revoke": RouteCommand(
             "revoke_erasure", "Take an erasure back while its key exists.", arguments="person", columns=COLUMNS
         ),
+        "restrict": RouteCommand(
+            "restrict_person",
+            """Keep a person's words from training, or for a time of their own.
+
+            With --training off what the person says is answered and recorded, and from then on enters no group, tuning
+            or data set; --training on takes that back. What was trained before is listed by `streamward privacy
+            versions`.
+            """,
+            arguments="person",
+            columns=COLUMNS,
+        ),
         "finish": RouteCommand(
             "finish_erasures",
-            "Delete keys that are due, or that a backup brought back.",
+            "Delete keys that are due, or that a backup brought back, and erase persons whose retention is over.",
             columns=COLUMNS,
         ),
         "list": RouteCommand(
-            "list_persons", "List the persons that were to be erased, by their pseudonyms.", columns=COLUMNS
+            "list_persons", "List the persons that were erased or restricted, by their pseudonyms.", columns=COLUMNS
         ),
     },
 )
@@ -61,11 +73,11 @@ def privacy_export(call: AppContext, person: str, reason: str) -> None:
     from plugins.privacy.person_records import records_of
     from streams import output as show
 
-    subject = _subject(call, person)
     with ErasureLog(call.settings) as log:
-        if not log.state(subject).is_erased:
-            log.note(subject, "exported", user_name(), reason)
-    for label, record, event in records_of(call.settings, subject):
+        subjects = _subjects(call, person, log)
+        if not log.state(subjects[-1]).is_erased:
+            log.note(subjects[-1], "exported", user_name(), reason)
+    for label, record, event in records_of(call.settings, *subjects):
         print(show.json_line({"topic": label, "at": str(record.at), "event": event}))
 
 
@@ -82,10 +94,13 @@ def privacy_versions(call: AppContext, person: str, output: Output) -> None:
     the person, so what was trained on those is listed as descending. The last column says whether `streamward privacy
     erase PERSON --retrain` trains a version again exactly, and if not, why.
     """
+    from plugins.privacy.erasure_log import ErasureLog
     from plugins.privacy.learnt_versions import LearntVersions
     from streams import output as show
 
-    versions = LearntVersions(call.settings, {_subject(call, person)}).versions.values()
+    with ErasureLog(call.settings) as log:
+        subjects = _subjects(call, person, log)
+    versions = LearntVersions(call.settings, set(subjects)).versions.values()
     names = ("policy", "version", "how", "groups", "tokens", "trainer_s", "rollouts", "again")
     columns = [show.Column(name, name) for name in names]
     rows = [
@@ -109,9 +124,12 @@ def privacy_trail(call: AppContext, person: str, output: Output) -> None:
 
     Requests of serve.auth=keys are listed, and commands of users; processes of the loop are not.
     """
+    from plugins.privacy.erasure_log import ErasureLog
     from plugins.privacy.person_records import reads_of
     from streams import output as show
 
+    with ErasureLog(call.settings) as log:
+        subjects = _subjects(call, person, log)
     rows = [
         {
             "at": show.moment(event.created_at),
@@ -122,7 +140,7 @@ def privacy_trail(call: AppContext, person: str, output: Output) -> None:
             "status": event.status,
             "persons": "named" if is_named else "may be among those that are not named",
         }
-        for event, is_named in reads_of(call.settings, _subject(call, person))
+        for event, is_named in reads_of(call.settings, *subjects)
     ]
     names = ("at", "by", "role", "tenant", "how", "status", "persons")
     show.rows(rows, [show.Column(name, name) for name in names], output)
@@ -196,14 +214,16 @@ def _retrain(call: AppContext, person: str, into: Path | None, output: Output) -
     settings = call.settings_to_write
     with ErasureLog(settings) as log:
         erased = {state.person for state in log.states.values() if state.is_erased}
-    learnt = LearntVersions(settings, {*erased, _subject(call, person)})
+        erased.update(_subjects(call, person, log))
+    learnt = LearntVersions(settings, erased)
     rows = [version._asdict() for version in retrain_without(settings, learnt, LogHistory(settings), into)]
     show.rows(rows, [show.Column(name, name) for name in ("policy", "version", "by", "sha256")], output)
     if left := sum(not version.is_replaced for version in learnt.versions.values()) - len(rows):
         click.echo(f"{left} versions with something of erased persons were not trained again.", err=True)
 
 
-def _subject(call: AppContext, person: str) -> str:
+def _subjects(call: AppContext, person: str, log: ErasureLog) -> list[str]:
+    """Return the pseudonyms of a person, the one in use last."""
     from plugins.privacy.person_keys import PersonKeys
     from plugins.privacy.privacy_settings import Privacy
     from streams.errors import SettingsError
@@ -211,4 +231,5 @@ def _subject(call: AppContext, person: str) -> str:
     rule = call.settings.of_plugin(Privacy)
     if not rule.has_store:
         raise SettingsError("no keys are kept here; set privacy.key_folder or privacy.command")
-    return PersonKeys(call.settings, rule).pseudonym(None, person)
+    keys = PersonKeys(call.settings, rule)
+    return keys.generations(keys.pseudonym(None, person), log)

@@ -4,11 +4,13 @@
 
 The log has the request before the key is gone, so no key is deleted without one; and a process that finishes later
 starts from what the log and the store say.
+
+    no record for the retention ──► expired, in the log ──► as above
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from plugins.privacy.erasure_log import ErasureLog, PersonState
 from plugins.privacy.key_store import KeyStore
@@ -44,6 +46,29 @@ class Eraser:
             elif state.confirmed_at is not None and self._store.get(state.person) is not None:
                 self._store.delete(state.person)
                 yield state
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether persons may expire."""
+        return bool(self._rule.retention_s) or any(state.retention_s for state in self._log.states.values())
+
+    def expire(
+        self, newest_ms: Mapping[str, int], following: Callable[[str], str], actor: str
+    ) -> Iterator[PersonState]:
+        """Erase all persons whose newest record is older than their retention; yield their states.
+
+        Restrictions are first written for the pseudonym `following` it, which the person has after a return. Raises
+        KeyStoreError, LogError.
+        """
+        for person, last_ms in newest_ms.items():
+            state = self._log.state(person)
+            retention_s = self._rule.retention_s if state.retention_s is None else state.retention_s
+            if state.is_erased or not retention_s or times.now_ms() - last_ms <= retention_s * 1000:
+                continue
+            reason = f"no record for {retention_s:g} s"
+            if state.restrictions:
+                self._log.note(following(person), "restricted", actor, reason, restrictions=state.restrictions)
+            yield self._finish(self._log.note(person, "expired", actor, reason), actor)
 
     def _finish(self, state: PersonState, actor: str) -> PersonState:
         if state.asked is None or times.now_ms() < (state.asked.due_at or 0) or state.confirmed_at is not None:

@@ -1,9 +1,10 @@
 """The state of each person whose words were to be erased, as the fold of the events about one.
 
-    privacy[person]: asked, revoked, deleted, confirmed, exported ──► fold, compare and swap ──► PersonState
+    privacy[person]: asked, revoked, expired, deleted, confirmed, … ──► fold, compare and swap ──► PersonState
 
 From `asked` on they are unreadable. `revoked` takes that back until the key is deleted; `confirmed` says that it was
-looked for afterwards, and was not there.
+looked for afterwards, and was not there. `expired` is an erasure because there was no record of the person for long:
+it is never taken back, and a person who returns has another pseudonym.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas import key_source
 from schemas.events import Coordinates, PrivacyEvent, PrivacyKind, derive_id
+from schemas.privacy_events import RETENTION_S, TRAINING
 from streams.kafka import times
 from streams.kafka.named_states import Registry, RegistryShape
 from streams.kafka.record import Record
@@ -27,7 +29,9 @@ class PersonState:
     sequence: int = 0
     """How many events took effect: what the next one has to name."""
     asked: PrivacyEvent | None = None
-    """The request for erasure in force; None: none, or revoked."""
+    """The request for erasure in force, or the expiry; None: none, or revoked."""
+    restrictions: Mapping[str, str] = field(default_factory=dict)
+    """What `restricted` says, by TRAINING and RETENTION_S."""
     deleted_at: int | None = None
     confirmed_at: int | None = None
     effective: Mapping[str, Coordinates] = field(default_factory=dict)
@@ -39,13 +43,28 @@ class PersonState:
         return self.asked is not None
 
     @property
+    def is_expired(self) -> bool:
+        """Whether they are because there was no record for long."""
+        return self.asked is not None and self.asked.kind == "expired"
+
+    @property
+    def may_train(self) -> bool:
+        """Whether they may be trained on."""
+        return self.restrictions.get(TRAINING) != "off"
+
+    @property
+    def retention_s(self) -> int | None:
+        """After how long without a record it expires, 0: never; None: as the settings say."""
+        return int(self.restrictions[RETENTION_S]) if RETENTION_S in self.restrictions else None
+
+    @property
     def word(self) -> str:
         """Its state in a word."""
         if self.confirmed_at is not None:
             return "erased"
         if self.deleted_at is not None:
             return "deleted"
-        return "kept" if self.asked is None else "asked"
+        return "kept" if self.asked is None else self.asked.kind
 
 
 def refusal(state: PersonState, event: PrivacyEvent) -> str | None:
@@ -56,11 +75,13 @@ def refusal(state: PersonState, event: PrivacyEvent) -> str | None:
             f"{state.sequence}; look at it and decide again"
         )
     match event.kind:
-        case "asked":
+        case "asked" | "expired":
             return None if state.asked is None else "that was asked already"
         case "revoked":
             if state.asked is None:
                 return "there is nothing to revoke"
+            if state.is_expired:
+                return "it expired, and nothing takes that back"
             return None if state.deleted_at is None else "the key is deleted, and nothing brings it back"
         case "deleted":
             if state.asked is None or state.deleted_at is not None:
@@ -70,7 +91,7 @@ def refusal(state: PersonState, event: PrivacyEvent) -> str | None:
         case "confirmed":
             is_next = state.deleted_at is not None and state.confirmed_at is None
             return None if is_next else "the key is not deleted, or that is confirmed already"
-        case "exported":
+        case "exported" | "restricted":
             return None if state.asked is None else "it is erased"
 
 
@@ -80,8 +101,10 @@ def fold(state: PersonState, event: PrivacyEvent, at: Coordinates) -> PersonStat
         return state
     state = replace(state, sequence=state.sequence + 1, effective={**state.effective, event.event_id: at})
     match event.kind:
-        case "asked":
+        case "asked" | "expired":
             return replace(state, asked=event)
+        case "restricted":
+            return replace(state, restrictions={**state.restrictions, **event.metadata})
         case "revoked":
             return replace(state, asked=None)
         case "deleted":
@@ -121,11 +144,23 @@ class ErasureLog(Registry[PrivacyEvent, PersonState]):
             key_source.tell_erased(event.person)
 
     def note(
-        self, person: str, kind: PrivacyKind, actor: str, reason: str, *, due_at: int | None = None
+        self,
+        person: str,
+        kind: PrivacyKind,
+        actor: str,
+        reason: str,
+        *,
+        due_at: int | None = None,
+        restrictions: Mapping[str, str] | None = None,
     ) -> PersonState:
-        """Write an event about a person, and return the state after it. Raises RefusedError, LogError."""
+        """Write an event about a person, and return the state after it; restrictions that hold already are not written.
 
-        def event(state: PersonState) -> PrivacyEvent:
+        Raises RefusedError, LogError.
+        """
+
+        def event(state: PersonState) -> PrivacyEvent | None:
+            if restrictions is not None and restrictions.items() <= state.restrictions.items():
+                return None
             return PrivacyEvent(
                 event_id=derive_id(person, kind, state.sequence),
                 person=person,
@@ -135,6 +170,7 @@ class ErasureLog(Registry[PrivacyEvent, PersonState]):
                 actor=actor,
                 reason=reason,
                 due_at=due_at,
+                metadata=dict(restrictions or {}),
             )
 
         state, _ = self.decide(person, event)

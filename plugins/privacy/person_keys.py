@@ -5,6 +5,10 @@
 
 A key store that was restored from a backup has keys of erased persons again; since the log has the erasures, they open
 nothing. Without the log that is not known, so a process that cannot read it opens nothing, either.
+
+A person who expired and returns has the next pseudonym, made of the one before, and with it another key:
+
+    name ──► pseudonym ── expired? ──► the next ── expired? ──► …
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
+import time
 from typing import NamedTuple
 
 from plugins.privacy.erasure_log import ErasureLog
@@ -20,11 +25,14 @@ from plugins.privacy.privacy_settings import Privacy
 from schemas.events import PSEUDONYM
 from schemas.key_source import ErasedError, KeySource, UnknownKeyError
 from streams.access.tenants.tenant_names import named
+from streams.errors import LogError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 
 MOST_KEYS = 100_000
 """Most keys in memory."""
+LOG_AWAY_S = 2.0
+"""How long the log is not asked for again after it could not be reached."""
 PSEUDONYMS = "_pseudonyms"
 """Name of the key that pseudonyms are made with."""
 
@@ -48,6 +56,7 @@ class PersonKeys:
     def __init__(self, settings: Settings, rule: Privacy) -> None:
         self._settings, self._rule = settings, rule
         self._store: KeyStore = store_of(rule)
+        self._away_until = 0.0
         self._keys: dict[str, bytes] = {}
         self._followed: _Followed | None = None
         self._lock = threading.Lock()
@@ -65,6 +74,10 @@ class PersonKeys:
             raise UnknownKeyError(text)
         return self._keep(subject, key)
 
+    def may_train(self, subject: str) -> bool:
+        """Return whether a person allows training. Raises LogError."""
+        return self._log().state(subject).may_train
+
     def salt_of(self, subject: str) -> bytes:
         """Return a key, whatever the log says. Raises UnknownKeyError, KeyStoreError."""
         if (key := self._keys.get(subject) or self._store.get(subject)) is None:
@@ -80,21 +93,34 @@ class PersonKeys:
         if name is None or not self._rule.seals_for(tenant):
             return None
         subject = self.pseudonym(tenant, name)
-        followed = self._followed  # without a log yet, as while a file is read: then it is erased when it is written
-        if followed is not None and followed.log.current is not None and self._log().is_erased(subject):
-            raise ErasedError
+        if (log := self._reachable_log()) is not None:  # `up` reads its file first: then this is asked when it submits
+            subject = self.generations(subject, log)[-1]
+            if log.is_erased(subject):
+                raise ErasedError
         if subject not in self._keys:
             self._keep(subject, self._store.create(subject))
         return subject
 
     def pseudonym(self, tenant: str | None, name: str) -> str:
-        """Return what the log calls a person: without the store it tells nothing. A pseudonym is its own."""
+        """Return what the log first calls a person: without the store it tells nothing. A pseudonym is its own."""
         own = named(tenant, name)
-        if PSEUDONYM.fullmatch(own):
-            return own
+        return own if PSEUDONYM.fullmatch(own) else named(tenant, self._pseudonym_of(f"{tenant or ''}\x1f{name}"))
+
+    def following(self, subject: str) -> str:
+        """Return the pseudonym of a person who returns after this one expired."""
+        tenant, dot, _ = subject.rpartition(".")
+        return f"{tenant}{dot}{self._pseudonym_of(subject)}"
+
+    def generations(self, subject: str, log: ErasureLog) -> list[str]:
+        """Return a pseudonym and all that follow it, up to the one in use."""
+        subjects = [subject]
+        while log.state(subjects[-1]).is_expired:
+            subjects.append(self.following(subjects[-1]))
+        return subjects
+
+    def _pseudonym_of(self, text: str) -> str:
         secret = self._keys.get(PSEUDONYMS) or self._keep(PSEUDONYMS, self._store.create(PSEUDONYMS))
-        digest = hmac.digest(secret, f"{tenant or ''}\x1f{name}".encode(errors="surrogatepass"), "sha256").hex()
-        return named(tenant, f"p-{digest[:32]}")
+        return f"p-{hmac.digest(secret, text.encode(errors='surrogatepass'), 'sha256').hex()[:32]}"
 
     def close(self) -> None:
         """Stop following the log."""
@@ -107,6 +133,17 @@ class PersonKeys:
             self._keys.clear()
         self._keys[name] = key
         return key
+
+    def _reachable_log(self) -> ErasureLog | None:
+        """Return the erasures; None where the log is not there yet."""
+        followed = self._followed
+        if (followed is None or followed.log.current is None) and time.monotonic() < self._away_until:
+            return None
+        try:
+            return self._log()
+        except (LogError, NotFoundError):
+            self._away_until = time.monotonic() + LOG_AWAY_S
+            return None
 
     def _log(self) -> ErasureLog:
         """Return the erasures, up to date within moments."""

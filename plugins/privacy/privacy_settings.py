@@ -1,4 +1,4 @@
-"""The settings of privacy: the words that are sealed, the place of the keys, and the time of grace."""
+"""The settings of privacy: the words that are sealed, the place of the keys, the time of grace, and the retention."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ class Privacy(Section):
     tenants: str = Field("", description="comma separated: those of whom it is sealed; empty: all, and what has none")
     grace_s: float = Field(
         0.0, ge=0, description="how long an erasure may be revoked, seconds; the words are unreadable meanwhile"
+    )
+    retention_s: float = Field(
+        0.0,
+        ge=0,
+        description="`privacy finish` erases persons without a record for so long, seconds; 0: none, but those whose "
+        "own retention is over",
     )
     unknown: Literal["stop", "dead_letter"] = Field(
         "stop",

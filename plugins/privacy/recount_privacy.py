@@ -11,13 +11,14 @@ from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.recount_decisions import DecisionFact, DecisionRecount, DecisionRules
 
 NEXT = {
-    "kept": {"asked", "exported"},
+    "kept": {"asked", "expired", "exported", "restricted"},
     "asked": {"revoked", "deleted"},
+    "expired": {"deleted"},
     "deleted": {"confirmed"},
     "erased": set[str](),
 }
 """For each state the events that may follow."""
-AFTER = {"asked": "asked", "revoked": "kept", "deleted": "deleted", "confirmed": "erased"}
+AFTER = {"asked": "asked", "expired": "expired", "revoked": "kept", "deleted": "deleted", "confirmed": "erased"}
 """The state after an event; others change none."""
 
 

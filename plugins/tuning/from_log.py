@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, AnsweringAgent, Coordinates, TunedGroup, Tuning
+from schemas.key_source import NO_TRAINING, may_train
 from schemas.serde import Poison
 from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent, NotFoundError, RefusedError
@@ -88,6 +89,9 @@ def choose(
         if group.purpose != curation.purpose or not curation.covers(record.timestamp_ms):
             continue
         chosen.looked_at += 1
+        if not may_train(group.subject):
+            chosen.left_out[NO_TRAINING] += 1
+            continue
         examples_of_group = _examples(settings, group, curation, limits, history)
         if isinstance(examples_of_group, str):
             chosen.left_out[examples_of_group] += 1

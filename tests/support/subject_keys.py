@@ -13,12 +13,16 @@ class SubjectKeys:
     def __init__(self) -> None:
         self.erased: set[str] = set()
         self.unknown: set[str] = set()
+        self.restricted: set[str] = set()
 
     def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
         return person
 
     def close(self) -> None:
         pass
+
+    def may_train(self, subject: str) -> bool:
+        return subject not in self.restricted
 
     def salt_of(self, subject: str) -> bytes:
         return sha512(subject.encode()).digest()

@@ -13,6 +13,7 @@ import duckdb
 import pytest
 from pyarrow import parquet
 
+from schemas import key_source
 from schemas.events import (
     AdvantagedGroup,
     Coordinates,
@@ -36,6 +37,7 @@ from streams.tools.query.examples import ExportOptions, Row, check
 from streams.tools.query.export import MANIFEST, Counts, statement
 from streams.tools.query.splits import ExampleOrigin
 from tests.support.factories import group, response, task
+from tests.support.subject_keys import SubjectKeys
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
 
@@ -66,6 +68,7 @@ def _log(of: Sequence[tuple[str, Sequence[tuple[str, float]]]], **task_changes: 
                 group_id=f"group of {task_id}",
                 responses=tuple(members),
                 purpose=events[Task][-1].purpose,
+                subject=events[Task][-1].subject,
             )
         )
     return _connected(events)
@@ -297,6 +300,18 @@ def test_tasks_of_purpose_eval_are_never_in_train_though_they_are_asked_for(tmp_
     assert counts.held_out == {"purpose eval": 3}
     assert [line["purpose"] for line in _lines(tmp_path / "d/held_out.jsonl")] == ["eval"] * 3
     assert not (tmp_path / "d/train.jsonl").exists()
+
+
+def test_answers_to_a_person_who_does_not_allow_training_are_held_out(tmp_path: Path) -> None:
+    keys = SubjectKeys()
+    keys.restricted.add(MANY[0][0])
+    key_source.use(keys)
+    try:
+        con = _log(MANY[:3], messages=own_question, subject=lambda task_id: task_id)
+        counts = write(con, ExportOptions(policy="default", format="prompts"), tmp_path / "d")
+    finally:
+        key_source.use(key_source.NoKeys())
+    assert (counts.examples, counts.held_out) == (2, {"no_training": 1})
 
 
 def test_the_same_records_give_the_same_bytes_and_the_manifest_their_hash(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Later verdicts change only the next set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from plugins.improve.datasets.pairs import partners
 from plugins.improve.datasets.source_ranges import RangedHistory, ranges_now
 from plugins.improve.settings import Improve
 from schemas.events import AdapterEvent, AgentEvent, DatasetEvent, SourceRange, derive_id
+from schemas.key_source import NO_TRAINING, may_train
 from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
@@ -123,11 +124,19 @@ def _check(settings: Settings, order: DatasetOrder, composed: ComposedDataset) -
 
 
 def compose(
-    settings: Settings, order: DatasetOrder, ranges: tuple[SourceRange, ...], history: History, code_version: str
+    settings: Settings,
+    order: DatasetOrder,
+    ranges: tuple[SourceRange, ...],
+    history: History,
+    code_version: str,
+    allows: Callable[[str | None], bool] = may_train,
 ) -> ComposedDataset:
-    """Return the data set of these ranges. Raises NotFoundError if no run fits, and says why; LogError."""
+    """Return the data set of these ranges, of persons whom `allows` says allow training.
+
+    Raises NotFoundError if no run fits, and says why; LogError.
+    """
     ranged, rule = RangedHistory(settings, history, ranges), order.rule
-    runs = read_runs(settings, ranged, rule)
+    runs = read_runs(settings, ranged, rule, allows)
     whole = [run for run in runs.promoted if rows.conversations(run)]
     runs.left_out["without an answer"] += len(runs.promoted) - len(whole)
     kept, over = keep_shares(whole, rule)
@@ -158,6 +167,7 @@ def compose(
         versions=tuple(sorted({version for run in kept for version in run.versions})),
         files=files,
         inputs=_inputs(placed),
+        metadata={NO_TRAINING: " ".join(sorted(runs.restricted))} if runs.restricted else {},
     )
     manifest = _manifest(event, placed, _sources(settings, ranged, event, kept))
     contents |= {CARD: dataset_files.card(keys, order.name), MANIFEST: dataset_files.manifest_text(manifest)}

@@ -14,6 +14,7 @@ from plugins.improve.datasets.dataset_build import ComposedDataset, DatasetOrder
 from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.datasets.source_ranges import check_ranges
 from schemas.events import DatasetEvent, TuningMethod
+from schemas.key_source import NO_TRAINING
 from streams.errors import RefusedError
 from streams.kafka.history import History
 from streams.settings.model import Settings
@@ -28,7 +29,10 @@ def rebuild(settings: Settings, event: DatasetEvent, history: History) -> Compos
     check_ranges(event.ranges, history)
     rule = DatasetRule.of_event(event)
     order = DatasetOrder(name=event.dataset, rule=rule, actor=event.actor, reason=event.reason)
-    return compose(settings, order, event.ranges, history, event.code_version)
+    restricted = event.metadata.get(NO_TRAINING, "").split()  # those of then, not those of now
+    return compose(
+        settings, order, event.ranges, history, event.code_version, lambda subject: subject not in restricted
+    )
 
 
 def contents(settings: Settings, event: DatasetEvent, history: History) -> Mapping[str, bytes]:

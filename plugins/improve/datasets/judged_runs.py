@@ -10,6 +10,7 @@ about, without later ones.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from plugins.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.datasets.source_ranges import RangedHistory
 from schemas.events import AnsweringAgent, Coordinates, CurationEvent
+from schemas.key_source import NO_TRAINING
 from schemas.serde import Poison
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -88,10 +90,14 @@ class JudgedRuns:
     """Judged runs that are not promoted, or not whole, by reason."""
     newest_ms: int = 0
     """Time of the newest verdict on a run of the policy."""
+    restricted: set[str] = field(default_factory=set)
+    """Persons who do not allow training, and whose runs are left out."""
 
 
-def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> JudgedRuns:
-    """Return the judged runs in the ranges of `history`. Raises LogError."""
+def read_runs(
+    settings: Settings, history: RangedHistory, rule: DatasetRule, allows: Callable[[str | None], bool]
+) -> JudgedRuns:
+    """Return the judged runs in the ranges of `history` of persons who allow training. Raises LogError."""
     runs, verdicts = JudgedRuns(), VerdictFold()
     partitions = topics(settings.topics)["curation"].partitions
     for record in history.records("curation"):
@@ -116,7 +122,10 @@ def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> 
             continue  # a sibling in a group, without a verdict
         rejected = (run_id for run_id in placed_verdict.event.runs if _is_rejected(run_id, verdicts))
         run = JudgedRun(placed_verdict, finished, frozenset(rejected))
-        if run.verdict.verdict == "promote":
+        if (subject := finished.subject) is not None and not allows(subject):
+            runs.restricted.add(subject)
+            runs.left_out[NO_TRAINING] += 1
+        elif run.verdict.verdict == "promote":
             runs.promoted.append(run)
         else:
             runs.rejected.append(run)

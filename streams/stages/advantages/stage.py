@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from schemas import key_source
 from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
 from streams.kafka.record import Record, dead_letter
@@ -145,6 +146,10 @@ class AdvantageStage:
         self, effect: EmitGroup, record: Record, fetched: Mapping[Coordinates, Record]
     ) -> GroupRecord | DeadLetter:
         bodies: dict[Place, ResponseBody] = {}
+        if effect.members and effect.task.purpose == "train" and not key_source.may_train(effect.task.subject):
+            for member in effect.members:
+                self.cache.take(member.at)
+            effect = without_responses(effect, key_source.NO_TRAINING)
         for member in effect.members:
             body = self.cache.take(member.at) or self._read(member.at, fetched)
             if body is None:

@@ -8,8 +8,11 @@ Two submissions at the same moment may both find a task missing. The policy agen
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
+from schemas import key_source
 from schemas.events import Task
 from streams.kafka.admin import check_topics, offsets
 from streams.kafka.producer import Producer
@@ -41,10 +44,25 @@ def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None =
     there = known_ids(settings, wanted)
     new = tuple(task for task_id, task in wanted.items() if task_id not in there)
     with tracing.open_tracer(settings, "submit") as tracer, Producer(settings) as producer:
-        for task in new:
+        for task in map(_of_present_subject, new):
             trace = tracer.begins(task, under)
             producer.send(task, on_ack=tracer.on_ack(task, trace), headers=tracing.headers_of(trace))
     return Submitted(sent=new, known=tuple(wanted[task_id] for task_id in wanted if task_id in there))
+
+
+def _of_present_subject(task: Task) -> Task:
+    """Return a task under its person's present pseudonym: a person may have expired, which no file says."""
+    if task.subject is None:
+        return task
+    keys = key_source.current()
+    try:
+        keys.key_of(task.subject)
+    except key_source.UnknownKeyError:
+        return task  # it cannot be written, which the producer says
+    except key_source.ErasedError:
+        with suppress(key_source.ErasedError):  # erased for good: it is written without its words
+            return replace(task, subject=keys.subject_of(task.tenant, task.subject, None) or task.subject)
+    return task
 
 
 def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:

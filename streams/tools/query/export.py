@@ -46,8 +46,8 @@ ROW_GROUP_ROWS = 2048
 
 ROWS = """
 WITH counted AS (
-    SELECT _partition AS groups_partition, _offset AS groups_offset, group_id, task_id, purpose, scenario,
-           adapter_version, UNNEST(responses) AS member
+    SELECT _partition AS groups_partition, _offset AS groups_offset, group_id, task_id, subject, purpose,
+           scenario, adapter_version, UNNEST(responses) AS member
     FROM groups
     WHERE policy = {policy} AND purpose = {purpose} AND dropped_reason IS NULL
     QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY _partition, _offset) = 1
@@ -55,8 +55,8 @@ WITH counted AS (
     SELECT task_id, messages, verifier, metadata, thread, environment FROM whole.tasks
     QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY _partition, _offset) = 1
 )
-SELECT counted.group_id, counted.task_id, counted.purpose, counted.scenario, counted.adapter_version, asked.messages,
-       asked.verifier, asked.metadata, asked.thread, asked.environment,
+SELECT counted.group_id, counted.task_id, counted.subject, counted.purpose, counted.scenario,
+       counted.adapter_version, asked.messages, asked.verifier, asked.metadata, asked.thread, asked.environment,
        member.slot AS slot, member.reward AS reward, member.advantage AS advantage, responses.text AS text,
        responses.finish_reason AS finish_reason, responses._partition AS responses_partition,
        responses._offset AS responses_offset, counted.groups_partition, counted.groups_offset

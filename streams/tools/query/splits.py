@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from schemas.events import EpisodeStart
+from schemas.key_source import NO_TRAINING, may_train
 from streams.rows.near_duplicates import NEAR, Clusters, compared_text, join_similar
 from streams.rows.row_texts import SYSTEM_ROLES, VARIANT_OF, RowTexts, parameters_of, texts_of
 from streams.rows.training_gate import ReasonFinder
@@ -39,6 +40,8 @@ class ExampleOrigin(NamedTuple):
     parameters: str | None = None
     variant_of: str | None = None
     """The question that this one is a variant of."""
+    subject: str | None = None
+    """The person that it is of."""
 
 
 def origin_of_group(row: Mapping[str, Any]) -> ExampleOrigin:
@@ -47,7 +50,9 @@ def origin_of_group(row: Mapping[str, Any]) -> ExampleOrigin:
     texts = [message["content"] for message in row["messages"] if message["role"] not in SYSTEM_ROLES]
     metadata = dict(row["metadata"] or ())
     keys = _keys(row["task_id"], metadata, row["thread"])
-    return ExampleOrigin(keys, start or "\n".join(texts), row["purpose"], start, metadata.get(VARIANT_OF))
+    return ExampleOrigin(
+        keys, start or "\n".join(texts), row["purpose"], start, metadata.get(VARIANT_OF), row["subject"]
+    )
 
 
 def origin_of(answer: Finished) -> ExampleOrigin:
@@ -58,7 +63,9 @@ def origin_of(answer: Finished) -> ExampleOrigin:
     keys = _keys(answer.task_id, metadata, answer.thread)
     for run in answer.runs:
         keys += _keys(run.task_id, {} if run.task is None else run.task.metadata, run.thread)
-    return ExampleOrigin(keys, start or answer.question, answer.purpose, start, metadata.get(VARIANT_OF))
+    return ExampleOrigin(
+        keys, start or answer.question, answer.purpose, start, metadata.get(VARIANT_OF), answer.subject
+    )
 
 
 def _keys(task_id: str, metadata: Mapping[str, str], thread: str | None) -> tuple[str, ...]:
@@ -100,7 +107,9 @@ class Splits:
         """Take the line of an example."""
         place = self._origins.setdefault(origin, len(self._origins))
         reason = None
-        if self._reason_in is not None:
+        if not may_train(origin.subject):
+            reason = NO_TRAINING
+        elif self._reason_in is not None:
             reason = self._reason_in(RowTexts("", texts_of(json.loads(line)), origin.parameters))
         self._examples.append((place, reason))
 

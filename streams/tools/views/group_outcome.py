@@ -37,6 +37,8 @@ LEFT_OUT_OF_GROUP = {
     "incomplete": "the group was dropped, as others of its slots were missing",
     "too_few_scored": "the group was dropped, as too few of its answers had scores",
     "too_large": "the group was dropped, as it is larger than a record may be",
+    "erased": "the group was dropped, as its person was erased",
+    "no_training": "the group was dropped, as its person does not allow training",
 }
 """Why slots are not in their group, in words."""
 

@@ -24,6 +24,7 @@ from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.datasets.dataset_shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
 from plugins.improve.datasets.judged_runs import JudgedRun
 from plugins.improve.datasets.source_ranges import ranges_now
+from schemas import key_source
 from schemas.conventions import CONVERSATION
 from schemas.events import (
     Coordinates,
@@ -49,6 +50,7 @@ from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import PROGRAM, adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.subject_keys import SubjectKeys
 from tests.support.talks import TALK, served, talk
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
 from trainer.examples import from_file
@@ -288,6 +290,27 @@ def test_the_same_ranges_and_rule_give_the_same_bytes_whatever_came_since() -> N
     assert again.contents == first.contents
     assert again.event == first.event
     assert composed(log).event.digest != first.event.digest
+
+
+def test_a_run_of_a_person_who_does_not_allow_training_is_left_out_and_an_older_set_stays_as_it_was() -> None:
+    keys = SubjectKeys()
+    key_source.use(keys)
+    try:
+        log = Appended()
+        for name, person in (("run-0", "ann"), ("run-1", "bob")):
+            run = asked(name, f"{name}?")
+            log.write(*(replace(turn, subject=person) for turn in run.turns), replace(end(run), subject=person))
+            verdict(log, name)
+        before = composed(log)
+        keys.restricted.add("ann")
+        after = composed(log)
+        keys.restricted = {"bob"}
+        assert [len(manifest(made)["rows"]) for made in (before, after)] == [2, 1]
+        assert after.event.counts["left out: no_training"] == 1 and after.event.metadata == {"no_training": "ann"}
+        for made in (before, after):
+            assert rebuild(SETTINGS, made.event, log).contents == made.contents
+    finally:
+        key_source.use(key_source.NoKeys())
 
 
 def test_a_persons_verdict_after_the_build_changes_the_next_set_and_not_the_old_one() -> None:

@@ -56,10 +56,10 @@ class Log:
     """A log with persons."""
 
     def __init__(self, settings: Settings, base: Base, keys: PersonKeys) -> None:
-        self.settings, self._base, self._keys = settings, base, keys
+        self.settings, self._base, self.keys = settings, base, keys
 
     def person(self, name: str) -> str:
-        subject = self._keys.subject_of(None, name, None)
+        subject = self.keys.subject_of(None, name, None)
         assert subject is not None
         return subject
 
@@ -90,10 +90,10 @@ class Log:
         rule = self.settings.of_plugin(Privacy)
         with ErasureLog(self.settings) as log:
             Eraser(log, FolderStore(Path(rule.key_folder)), rule).erase(self.person(name), "ann", "asked for")
-        self._keys._log().catch_up()
+        self.keys._log().catch_up()
 
     def learnt(self, *names: str) -> LearntVersions:
-        return LearntVersions(self.settings, {self._keys.pseudonym(None, name) for name in names})
+        return LearntVersions(self.settings, {self.keys.pseudonym(None, name) for name in names})
 
     def retrain(self, *names: str, into: Path | None = None) -> list[RetrainedVersion]:
         return list(retrain_without(self.settings, self.learnt(*names), LogHistory(self.settings), into))
@@ -188,6 +188,20 @@ def test_erase_retrain_makes_the_versions_again_that_can_be_exact_and_says_of_th
         (4, 0, {"instead_of": "1"}),
         (5, 4, {"instead_of": "2"}),
     ]
+
+
+def test_who_does_not_allow_training_is_in_no_tuning_from_then_on_and_what_was_tuned_before_is_made_again(
+    log: Log,
+) -> None:
+    write(log.settings, *log.groups(["ann", "bob", None]))
+    assert log.tune().tuning is not None
+    assert invoke(log.settings, "privacy", "restrict", "ann", "--training", "off").exit_code == 0
+    log.keys._log().catch_up()
+    later = log.tune()
+    assert later.tuning is not None and len(later.tuning.groups) == 2
+    assert [version.how for version in log.learnt("ann").versions.values()] == ["learnt", "descends"]
+    compared = invoke(log.settings, "reproduce", "--version", "1", "--output", "json")
+    assert json.loads(compared.stdout)["equal"], compared.output
 
 
 def test_a_version_of_nobody_else_is_what_it_started_from(log: Log) -> None:
