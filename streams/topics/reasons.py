@@ -71,7 +71,7 @@ DROPPED = {
     "too_few_scored": "too few answers had scores to compare (advantages.min_group)",
     "too_large": "the group was larger than a record may be",
     "erased": "its person was erased before it left",
-    "no_training": "its person does not allow training (`streamward privacy restrict`)",
+    "no_training": "its person does not allow training",
 }
 """Why groups are dropped before they reach a batch, in words."""
 
