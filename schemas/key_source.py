@@ -123,7 +123,7 @@ NO_TRAINING = "no_training"
 
 
 def may_train(subject: str | None) -> bool:
-    """Return whether what is of a subject may be trained on; None: of nobody in particular."""
+    """Return whether what is of a subject may be trained on; None: it is of no person."""
     return subject is None or current().may_train(subject)
 
 

@@ -107,7 +107,7 @@ def test_a_person_who_does_not_allow_training_is_answered_and_is_in_no_group_and
     check_audit(sealing)
     status = invoke(sealing, "status")
     assert '"reason": "no_training", "count": 1' in status.output, status.output
-    lifted = invoke(sealing, "privacy", "restrict", "ann", "--training", "on", "--output", "json")
+    lifted = invoke(sealing, "privacy", "restrict", "ann", "--training", "on", "--output", "jsonl")
     assert json.loads(lifted.stdout)["training"] == "on", lifted.output
     write(sealing, *answered(ann, "later"))
     key_source.current()._log().catch_up()  # type: ignore[attr-defined]
