@@ -22,6 +22,8 @@ ENV PATH=/opt/streamward/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/var/lib/streamward \
     XDG_CACHE_HOME=/var/lib/streamward/cache
+# httpx2 trusts the authorities of the operating system, which the slim images have; another PYTHON needs ca-certificates
+RUN test -s /etc/ssl/certs/ca-certificates.crt
 RUN groupadd --gid 10001 streamward \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/streamward streamward \
     && install -d -o 10001 -g 10001 /var/lib/streamward /var/lib/streamward/adapters /var/lib/streamward/checkpoints \

@@ -10,7 +10,7 @@ import contextlib
 import signal
 from collections.abc import Mapping
 
-import httpx
+import httpx2
 from mcp.server.stdio import stdio_server
 
 from gateway.mcp.log_toolbox import open_toolbox
@@ -32,16 +32,16 @@ def run(url: str, credentials: Mapping[str, str], toolset: str) -> None:
     asyncio.run(_answer(server_url(url), {name.lower(): text for name, text in credentials.items()}, toolset))
 
 
-def server_url(url: str) -> httpx.URL:
+def server_url(url: str) -> httpx2.URL:
     """Return the address of a server. Raises SettingsError for an invalid one."""
-    with contextlib.suppress(httpx.InvalidURL):
-        parts = httpx.URL(url)
+    with contextlib.suppress(httpx2.InvalidURL):
+        parts = httpx2.URL(url)
         if parts.scheme in ("http", "https") and parts.host and (parts.port or 1) <= MOST_PORTS:
             return parts
     raise SettingsError(f"--url is {url!r}; expected the address of `streamward serve`, e.g. http://127.0.0.1:8790")
 
 
-async def _answer(url: httpx.URL, credentials: dict[str, str], toolset: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S) as client, stdio_server() as (read, write):
+async def _answer(url: httpx2.URL, credentials: dict[str, str], toolset: str) -> None:
+    async with httpx2.AsyncClient(base_url=url, timeout=ANSWER_S) as client, stdio_server() as (read, write):
         server = build_server(open_toolbox(client, toolset), credentials)
         await server.run(read, write, server.create_initialization_options())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import quote
 
-import httpx
+import httpx2
 from starlette.types import ASGIApp
 
 from schemas import json_text
@@ -82,7 +82,7 @@ class ToolOutcome(NamedTuple):
 
 
 class SendsRequests(Protocol):
-    """Where tools send their requests: httpx's client, or OwnServer."""
+    """Where tools send their requests: httpx2's client, or OwnServer."""
 
     @property
     def base_url(self) -> Any:
@@ -90,27 +90,27 @@ class SendsRequests(Protocol):
 
     async def request(
         self, method: str, url: str, *, params: dict[str, str], content: bytes | None, headers: dict[str, str]
-    ) -> httpx.Response:
-        """Return the response to a request. Raises httpx.TransportError."""
+    ) -> httpx2.Response:
+        """Return the response to a request. Raises httpx2.TransportError."""
 
 
 class OwnServer:
     """The server that offers the tools, asked in memory.
 
-    By httpx's transport alone: what its client does around that, of cookies, redirections and proxies, took 0.3 ms a
+    By httpx2's transport alone: what its client does around that, of cookies, redirections and proxies, took 0.3 ms a
     request, as much as a route.
     """
 
     base_url = "http://127.0.0.1"
 
     def __init__(self, server: ASGIApp) -> None:
-        self._transport = httpx.ASGITransport(server)
+        self._transport = httpx2.ASGITransport(server)
 
     async def request(
         self, method: str, url: str, *, params: dict[str, str], content: bytes | None, headers: dict[str, str]
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Return the response to a request."""
-        request = httpx.Request(method, self.base_url + url, params=params, content=content, headers=headers)
+        request = httpx2.Request(method, self.base_url + url, params=params, content=content, headers=headers)
         response = await self._transport.handle_async_request(request)
         await response.aread()
         return response
@@ -145,7 +145,7 @@ class ToolBox(ABC):
             response = await self.client.request(
                 request.method, request.path, params=request.query, content=request.body, headers=headers
             )
-        except httpx.RequestError as exc:
+        except httpx2.RequestError as exc:
             problem = f"{self.client.base_url} is unreachable: {exc}; start `streamward serve`, or name it"
             raise LogError(problem) from exc
         try:

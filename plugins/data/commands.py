@@ -256,9 +256,8 @@ def _opened_model(
     call: AppContext, url: str | None, model: str | None, key_env: str, scorer: str
 ) -> Iterator[VerifiedModel]:
     """Yield a model, with the scorer that verifies it. Raises SettingsError if none is named."""
-    import httpx
-
     from plugins.data.synthetic_rows import AnswerModel, VerifiedModel
+    from streams.egress.http_client import new_client
     from streams.scorers import named_sources
 
     scoring = call.settings.scoring
@@ -266,7 +265,7 @@ def _opened_model(
     if url is None or model is None:
         raise SettingsError("no model is named: give --model-url and --model, or set scoring.judge_url and judge_model")
     (source,) = named_sources([scorer])
-    with httpx.Client() as client:
+    with new_client() as client:
         server = AnswerModel(client, url.rstrip("/"), model, os.environ.get(key_env))
         yield VerifiedModel(server.ask, {"model": model, "url": server.url}, source, scoring)
 

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 
 from plugins.data.cleaning.clean import CleanedRows, clean
 from plugins.data.cleaning.data_rows import UnreadableRow
@@ -24,8 +24,8 @@ from plugins.data.cleaning.row_shapes import ANSWERS, question_of
 from plugins.data.cleaning.steps import DataRow
 from schemas import json_text
 from schemas.events import Message, RewardSource, Task
+from streams.egress.http_client import AnswerTooLarge, bearer, fetch
 from streams.errors import ProviderError, SettingsError
-from streams.http_client import bearer
 from streams.settings.model import Scoring
 from streams.stages.scoring.trial import try_texts
 from streams.stages.tasks.generators import TaskSpec, generate
@@ -34,6 +34,8 @@ VERIFY = "verify"
 """The step that drops an answer."""
 ASKED_S = 120.0
 """Seconds for one answer."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Longest answer accepted."""
 Ask = Callable[[list[dict[str, Any]]], str]
 """Messages to a text. Raises ProviderError."""
 
@@ -62,7 +64,7 @@ def _verified_answer(task: Task) -> str | None:
 class AnswerModel(NamedTuple):
     """A model that answers OpenAI's chat completions: another one, the judge's, or the policy at `streamward serve`."""
 
-    client: httpx.Client
+    client: httpx2.Client
     url: str
     """Ends with /v1."""
     model: str
@@ -74,10 +76,14 @@ class AnswerModel(NamedTuple):
         headers = bearer(self.api_key, "the model's API key")
         body = {"model": self.model, "messages": messages, "temperature": self.temperature}
         try:
-            answer = self.client.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=ASKED_S)
-            answer.raise_for_status()
-            text = json_text.parse(answer.content)["choices"][0]["message"]["content"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
+            status, answer = fetch(
+                self.client, "POST", f"{self.url}/chat/completions", limit_s=ASKED_S, most_bytes=MOST_BYTES, json=body,
+                headers=headers,
+            )  # fmt: skip
+            if status != 200:
+                raise ValueError(f"status {status}: {answer[:200].decode(errors='replace')}")
+            text = json_text.parse(answer)["choices"][0]["message"]["content"]
+        except (AnswerTooLarge, httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as exc:
             raise ProviderError(f"{self.url}: {self.model} did not answer: {exc}") from exc
         return str(text or "")
 

@@ -37,8 +37,9 @@ from plugins.environments.listed import open_listed, settings_of
 from plugins.environments.settings import Environments
 from schemas import json_text
 from schemas.events import EpisodeStart
+from streams.egress import current_rule
+from streams.egress.http_client import clean_key
 from streams.errors import SettingsError, StreamwardError
-from streams.http_client import clean_key
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Settings
 
@@ -182,7 +183,8 @@ class _EnvironmentProcess(WorkerProcess):
         self.has_session = False
         """Whether an episode on a server has begun and was not ended."""
         with _episode_errors():
-            arguments = [str(int(limits.network)), host_of(name) or "", *folders]
+            egress = current_rule().model_dump_json()
+            arguments = [str(int(limits.network)), host_of(name) or "", egress, *folders]
             super().__init__(ENVIRONMENT, arguments, limits.variables)
 
     def open(self, settings: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from plugins.environments.by_reference import load
 from plugins.environments.episodes.environment import ACTION, Environment, EpisodeError
+from streams.egress import use_egress
 from streams.processes.worker_pipe import (
     MAX_ANSWER_BYTES,
     AnswerPipe,
@@ -27,6 +28,7 @@ from streams.processes.worker_pipe import (
     limit_memory,
     serve,
 )
+from streams.settings.model import Egress
 
 TO_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 NETWORK = (*TO_ADDRESS, "socket.getaddrinfo", "socket.gethostbyname")
@@ -35,8 +37,12 @@ _open: dict[str, Environment] = {}
 
 
 def main() -> None:
-    """Serve until stdin ends. Arguments: 1 to allow the network, the host of its server, folders with modules."""
-    network, host, *folders = sys.argv[1:]
+    """Serve until stdin ends.
+
+    Arguments: 1 to allow the network, the host of its server, the section egress as JSON, folders with modules.
+    """
+    network, host, egress, *folders = sys.argv[1:]
+    use_egress(Egress.model_validate_json(egress))
     sys.path.extend(folders)
     if network != "1":
         sys.addaudithook(_network_guard(host))

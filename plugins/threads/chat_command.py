@@ -14,7 +14,7 @@ from streams.cli.runtime import AppContext, pass_call
 from streams.errors import ServerError, StreamwardError
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 ANSWER_S = 600.0
 """Time that is waited for the next step of a run."""
@@ -31,12 +31,12 @@ def chat(call: AppContext, /, name: str, key: str | None) -> None:
     they are made. A call that needs consent is asked about: answer yes or no. For a tool that the server does not have,
     type its result.
     """
-    import httpx
+    import httpx2
 
     url, stdin = f"{call.settings.serve.url}/acp", click.get_text_stream("stdin")
     headers = {} if key is None else {"X-Api-Key": key, "X-Agent-ID": name}
     try:
-        with httpx.Client(headers=headers, timeout=ANSWER_S) as client:
+        with httpx2.Client(headers=headers, timeout=ANSWER_S) as client:
             thread = client.post(f"{url}/threads", json={})
             _check(thread)
             target = {"thread_id": thread.json()["thread_id"], "agent_id": name, "stream_mode": ["updates"]}
@@ -44,11 +44,11 @@ def chat(call: AppContext, /, name: str, key: str | None) -> None:
                 fields: dict[str, Any] = {"input": line.strip()}
                 while line.strip() and (waits := _say(client, url, target | fields)):
                     fields = {"command": {"resume": {wait["tool_call_id"]: _ask(wait, stdin) for wait in waits}}}
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
         raise StreamwardError(f"{url} gives no answer: {exc}. Is `streamward serve` running?") from exc
 
 
-def _say(client: httpx.Client, url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+def _say(client: httpx2.Client, url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Print what a run does, and return the calls that it waits for. Raises ServerError."""
     with client.stream("POST", f"{url}/runs/stream", json=body) as response:
         _check(response)
@@ -88,7 +88,7 @@ def _ask(wait: dict[str, Any], stdin: Any) -> str:
     return stdin.readline().strip() or "no"
 
 
-def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+def _events(response: httpx2.Response) -> Iterator[tuple[str, Any]]:
     from schemas import json_text
 
     event = ""
@@ -103,7 +103,7 @@ def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
                 raise ServerError(f"the stream has no JSON: {exc}") from exc
 
 
-def _check(response: httpx.Response) -> None:
+def _check(response: httpx2.Response) -> None:
     from schemas import json_text
 
     if response.is_success:

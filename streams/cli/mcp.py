@@ -35,7 +35,7 @@ def mcp(call: AppContext, /, url: str | None, tools: str, key_env: str) -> None:
     /mcp. The tools do what the routes of that server do, and no more than the key may. Other sets of tools are
     `policy` (ask a version), `scoring` (score texts, record rewards) and `control` (jobs and versions).
     """
-    from streams.http_client import bearer
+    from streams.egress.http_client import bearer
 
     call.working = True
     try:

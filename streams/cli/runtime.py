@@ -76,12 +76,14 @@ class AppContext:
     def settings_and_origins(self) -> tuple[Settings, dict[str, str]]:
         """The settings, and the origin of each that is not a default. Raises SettingsError."""
         from schemas import key_source
+        from streams.egress import use_egress
         from streams.kafka.subject_keys import use_keys
         from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
         program_log.use_format(settings.logging.format)
+        use_egress(settings.egress)
         use_keys(settings)
         self.persons_read = key_source.collect_reads(whole_process=True)
         if settings.schemas.registry_url:

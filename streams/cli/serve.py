@@ -15,7 +15,7 @@ from streams.errors import ServerError, StreamwardError
 from streams.plugins.installed import plugin_entries
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 OPINIONS = {"/good": 1.0, "/bad": 0.0}
 """Commands of `chat` that rate the last answer."""
@@ -186,18 +186,18 @@ def _give_feedback(url: str, answer_id: str, value: float, reason: str) -> None:
 
 def _post(url: str, body: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the server's answer as they come. Raises ServerError."""
-    import httpx
+    import httpx2
 
-    from streams.http_client import lines_of
+    from streams.egress.http_client import lines_of
 
     try:
-        with httpx.stream("POST", url, json=body, timeout=ANSWER_S) as response:
+        with httpx2.stream("POST", url, json=body, timeout=ANSWER_S) as response:
             if response.status_code >= 400:
                 response.read()
                 raise ServerError(_message(response))
             for line in lines_of(response):
                 yield line.decode()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as exc:
         raise _no_answer(url, exc) from exc
 
 
@@ -205,7 +205,7 @@ def _no_answer(url: str, exc: Exception) -> StreamwardError:
     return StreamwardError(f"{url} gives no answer: {exc}. Is `streamward serve` running?")
 
 
-def _message(response: httpx.Response) -> str:
+def _message(response: httpx2.Response) -> str:
     from schemas import json_text
 
     try:

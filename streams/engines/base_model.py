@@ -197,20 +197,42 @@ def is_hub_id(base: str) -> bool:
 
 def _from_hub(hub_id: str) -> Path:
     """Return the folder of a hub repository: from the local cache, else downloaded."""
-    import httpx
+    import httpx  # the hub's client raises its errors
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    from streams.egress.address_guard import EgressRefused
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
         try:
             return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=True))
         except LocalEntryNotFoundError:
+            check_hub_requests()
             return Path(snapshot_download(hub_id, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, httpx.HTTPError, OSError) as exc:
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, httpx.HTTPError, EgressRefused, OSError) as exc:
         raise SettingsError(
             _cannot_load(hub_id, f"it is not in the local cache; from the hub: {_first_line(exc)}")
         ) from exc
+
+
+def check_hub_requests() -> None:
+    """Let the hub's client connect to the hosts of egress.hosts only, at each redirect too.
+
+    Not covered: the package hf_xet, which has a client of its own; set HF_HUB_DISABLE_XET=1.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    from streams.egress.address_guard import check_host
+
+    def checked_client() -> Any:
+        client = default_client_factory()
+        checks = [lambda request: check_host(request.url.host)]
+        client.event_hooks = {**client.event_hooks, "request": [*client.event_hooks["request"], *checks]}
+        return client
+
+    set_client_factory(checked_client)
 
 
 def gguf_file(name: str) -> Path:

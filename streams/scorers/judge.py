@@ -4,8 +4,8 @@
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
 score, never a guess. Its thoughts before the answer are not a verdict. The time limit covers the whole answer
-(streams/http_client.py). A score, or its failure, has as components the number of requests to the judge, their tokens,
-and with prices the cost.
+(streams/egress/http_client.py). A score, or its failure, has as components the number of requests to the judge, their
+tokens, and with prices the cost.
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still

@@ -5,7 +5,7 @@
 
 The scorer `judge` and the judge of transcripts (plugins/improve/curation) use it, so the limits, prices and
 parameters of `scoring.judge_*` and the protection from forged verdicts are the same for both. The time limit covers the
-whole answer (streams/http_client.py).
+whole answer (streams/egress/http_client.py).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class JudgeClient:
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
             raise ScoreError(missing_setting(scoring) or "", reason="bad_settings")
-        from streams.http_client import bearer, new_client
+        from streams.egress.http_client import bearer, new_client
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
         self.model = scoring.judge_model
@@ -113,9 +113,9 @@ class JudgeClient:
         self._client.close()
 
     def _post(self, body: dict[str, Any], question: JudgeQuestion, trace: Context | None) -> bytes:
-        import httpx
+        import httpx2
 
-        from streams.http_client import AnswerTooLarge, fetch
+        from streams.egress.http_client import AnswerTooLarge, fetch
 
         request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
         limits: dict[str, Any] = {"limit_s": self._timeout_s, "most_bytes": MAX_ANSWER_BYTES}
@@ -123,14 +123,14 @@ class JudgeClient:
             status, answer = fetch(self._client, "POST", self.url, **limits, **request)
         except AnswerTooLarge as exc:
             raise ScoreError(f"judge at {self.url} sent {exc}; check scoring.judge_url", reason="judge_answer") from exc
-        except httpx.TimeoutException as exc:
+        except httpx2.TimeoutException as exc:
             raise ScoreError(
                 f"judge at {self.url} did not answer within {self._timeout_s:g} s ({type(exc).__name__}); raise "
                 "scoring.timeout_s, or give it less to do",
                 reason="timeout",
                 again=True,
             ) from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise ScoreError(
                 f"judge at {self.url} cannot be reached: {exc or type(exc).__name__}; check scoring.judge_url",
                 reason="judge_unreachable",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -1092,6 +1093,48 @@ class Tracing(Section):
         return self
 
 
+class Egress(Section):
+    """HTTP connections to servers outside of the loop: judge, model servers, tools, logins (docs/security.md)."""
+
+    hosts: str = Field(
+        "",
+        description="hosts that may be connected to, comma separated, also as patterns (*.example.com); empty: all; "
+        "does not apply to Kafka, object stores and the program's own server",
+    )
+    private: str = Field(
+        "",
+        description="networks that are not public and may be connected to by URLs that no setting names, comma "
+        "separated, e.g. 10.1.0.0/16",
+    )
+
+    @field_validator("private")
+    @classmethod
+    def _networks_exist(cls, text: str) -> str:
+        for network in _split(text):
+            try:
+                ip_network(network)
+            except ValueError as exc:
+                raise ValueError(f"{network!r} is no network: {exc}; expected e.g. 10.1.0.0/16 or fd00::/8") from None
+        return text
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, text: str) -> str:
+        if bad := [host for host in _split(text) if "/" in host or host.count(":") == 1]:
+            raise ValueError(f"{bad[0]!r} is no host; write it without scheme, port and path, e.g. api.example.com")
+        return text
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """Patterns of the hosts that may be connected to; none: all may."""
+        return tuple(host.lower().strip("[]") for host in _split(self.hosts))
+
+    @property
+    def private_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks that may be connected to although they are not public."""
+        return tuple(map(ip_network, _split(self.private)))
+
+
 class Broker(Section):
     """The embedded Kafka node."""
 
@@ -1135,6 +1178,7 @@ class Settings(Section):
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()
+    egress: Egress = Egress()
     broker: Broker = Broker()
     plugins: Plugins = Plugins()
 

@@ -325,13 +325,13 @@ def _environments_without_player(unbegun: Iterable[UnbegunTask]) -> list[str]:
 
 
 def _server(settings: Settings) -> DoctorFinding:
-    import httpx
+    import httpx2
 
     url = settings.serve.url
     try:
-        httpx.get(f"{url}/healthz", timeout=SERVER_S).raise_for_status()
+        httpx2.get(f"{url}/healthz", timeout=SERVER_S).raise_for_status()
         return DoctorFinding("server", "ok", f"{url} answers the calls of agents")
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
         do = "Start `streamward serve`; if it is elsewhere, set serve.host and serve.port as it has them"
         return DoctorFinding("server", "warning", f"{url}, which answers the calls of agents, does not: {exc}", do)
 

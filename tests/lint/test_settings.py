@@ -27,6 +27,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "ssl_key_location": Path("key.pem"),
         "client": {"ssl.key.password": SecretStr("hunter3"), "debug": SecretStr("broker")},
     },
+    "egress": {"private": "10.1.0.0/16"},
     "topics": {"prefix": "", "retention_days": 0.5},
     "advantages": {
         "eps": 1e-7,

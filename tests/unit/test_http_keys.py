@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streams.egress.http_client import bearer
 from streams.errors import SettingsError
-from streams.http_client import bearer
 
 
 @pytest.mark.parametrize(("key", "sent"), [("k-1", "k-1"), ("k-1\n", "k-1"), (" k-1\r\n", "k-1")])

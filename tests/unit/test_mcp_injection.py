@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -31,12 +31,12 @@ ORDERS = (
 def served(answer: Any, status: int = 200) -> ToolBox:
     """Return the tools of a server that answers everything with this."""
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == PERMISSIONS:
-            return httpx.Response(404, json={})
-        return httpx.Response(status, json=answer)
+            return httpx2.Response(404, json={})
+        return httpx2.Response(status, json=answer)
 
-    return LogToolBox(httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://127.0.0.1"))
+    return LogToolBox(httpx2.AsyncClient(transport=httpx2.MockTransport(respond), base_url="http://127.0.0.1"))
 
 
 def use(tools: ToolBox, call: Any) -> Any:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import httpx2
 import pytest
 from jsonschema import Draft202012Validator
@@ -154,14 +153,14 @@ def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> N
 
 
 def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         task_id = json.loads(request.content)["task_id"]
         if task_id == "c":
-            raise httpx.ConnectError("connection refused")
-        return httpx.Response(200, json={"task_id": task_id})
+            raise httpx2.ConnectError("connection refused")
+        return httpx2.Response(200, json={"task_id": task_id})
 
     async def outcome() -> tuple[list[str], bool]:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://serve") as client:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://serve") as client:
             tasks = {"tasks": [{"task_id": name} for name in "abcd"]}
             return await LogToolBox(client).call("submit_tasks", tasks, {})
 
@@ -176,21 +175,21 @@ def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> No
 
 
 OTHER_SERVERS = {
-    "a proxy's page": httpx.Response(502, text="<html>Bad Gateway</html>"),
-    "a login page": httpx.Response(200, text="<html>log in"),
-    "a redirection": httpx.Response(302, headers={"location": "/login"}),
-    "nothing": httpx.Response(204),
-    "a list": httpx.Response(200, json=[]),
-    "another API": httpx.Response(200, json={"hello": "world"}),
+    "a proxy's page": httpx2.Response(502, text="<html>Bad Gateway</html>"),
+    "a login page": httpx2.Response(200, text="<html>log in"),
+    "a redirection": httpx2.Response(302, headers={"location": "/login"}),
+    "nothing": httpx2.Response(204),
+    "a list": httpx2.Response(200, json=[]),
+    "another API": httpx2.Response(200, json={"hello": "world"}),
 }
 
 
 @pytest.mark.parametrize("response", OTHER_SERVERS.values(), ids=OTHER_SERVERS)
 @pytest.mark.parametrize("toolset", MCP_PATHS.values())
-def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: httpx.Response, toolset: str) -> None:
+def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: httpx2.Response, toolset: str) -> None:
     async def list_tools() -> None:
-        transport = httpx.MockTransport(lambda _: response)
-        async with httpx.AsyncClient(transport=transport, base_url="http://serve") as client:
+        transport = httpx2.MockTransport(lambda _: response)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://serve") as client:
             await open_toolbox(client, toolset).tools({})
 
     words = f"http://serve answered {response.status_code} with .* is it the right address"

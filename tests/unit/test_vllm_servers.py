@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from streams.engines.vllm import servers as client
@@ -235,7 +235,7 @@ def test_no_more_tasks_are_in_flight_than_may_be(server: Replay, start: Callable
 
 def test_a_probe_waits_for_the_answers_in_progress_and_the_next_one_for_the_probe() -> None:
     """vLLM 0.32.0 on a CPU exits when they share a step."""
-    with httpx.Client(timeout=300) as http:
+    with httpx2.Client(timeout=300) as http:
         server, order = VllmServer("http://vllm", http, 4, 20.0), list[str]()
 
         def probe() -> None:

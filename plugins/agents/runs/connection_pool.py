@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from schemas import json_text
+from streams.egress.http_client import bearer
 from streams.errors import SettingsError
-from streams.http_client import bearer
 
 LATER = frozenset({http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS})
 """Statuses below 500 after which a request is worth retrying."""

@@ -32,6 +32,8 @@ from plugins.environments.adapters.offered_tools import OfferedTools
 from plugins.environments.episodes.environment import EpisodeError
 from schemas import json_text
 from schemas.events import Tool
+from streams.egress.address_guard import UrlOrigin
+from streams.egress.http_client import new_async_client
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
 MOST_LINE_CHARACTERS = 4 * MAX_ANSWER_BYTES
@@ -155,7 +157,7 @@ async def _client(server: str, credential: str) -> AsyncIterator[Client]:
         headers = {"authorization": f"Bearer {credential}"} if credential else {}
         timeout = httpx2.Timeout(30.0, read=300.0)
         async with (
-            httpx2.AsyncClient(trust_env=False, timeout=timeout, headers=headers) as http,
+            new_async_client(UrlOrigin.LISTED, timeout=timeout, headers=headers) as http,
             Client(streamable_http_client(server, http_client=http)) as client,
         ):
             yield client

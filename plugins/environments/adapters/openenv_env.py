@@ -16,15 +16,19 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 
 from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message
+from streams.egress.address_guard import EgressRefused, UrlOrigin, open_socket
+from streams.egress.http_client import AnswerTooLarge, fetch, new_client
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
+LIMIT_S = 10.0
+"""Of a connection, and of a description."""
 TOO_BIG = 1009
 """What a WebSocket is closed with for a message over the limit (RFC 6455, section 7.4.1)."""
 UNUSABLE = ("VALIDATION_ERROR", "INVALID_JSON")
@@ -59,9 +63,10 @@ class OpenEnvEnvironment:
         self.close()
         try:
             # a proxy of the user's is left out: the connection goes to the named host or nowhere
-            connection = connect(self._socket_url, proxy=None, max_size=MAX_ANSWER_BYTES)
+            connected = open_socket(self._socket_url, UrlOrigin.LISTED, LIMIT_S)
+            connection = connect(self._socket_url, sock=connected, proxy=None, max_size=MAX_ANSWER_BYTES)
             self._connection = self._session.enter_context(connection)
-        except (OSError, WebSocketException) as exc:
+        except (OSError, EgressRefused, WebSocketException) as exc:
             raise EpisodeError(f"{self._name}: no session: {exc}; is the server running?", reason="crashed") from exc
         data = self._request("reset", self._reset | {"seed": seed})
         if data.get("done"):
@@ -91,12 +96,14 @@ class OpenEnvEnvironment:
 
     def _fetch(self, url: str) -> dict[str, Any]:
         try:
-            response = httpx.get(url, timeout=10.0, trust_env=False)
-            response.raise_for_status()
-            document = response.json()
-        except (httpx.HTTPStatusError, ValueError) as exc:
+            with new_client(UrlOrigin.LISTED) as client:
+                status, body = fetch(client, "GET", url, limit_s=LIMIT_S, most_bytes=MAX_ANSWER_BYTES)
+            if status != 200:
+                raise ValueError(f"it answers with status {status}")
+            document = json_text.parse(body)
+        except (AnswerTooLarge, ValueError) as exc:
             raise EpisodeError(f"{self._name}: {url} is not OpenEnv's: {exc}", reason="bad_result") from exc
-        except httpx.HTTPError as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise EpisodeError(f"{self._name}: {url}: {exc}; is the server running?", reason="crashed") from exc
         if not isinstance(document, dict):
             raise EpisodeError(f"{self._name}: {url}: expected an object, got {document!r:.80}", reason="bad_result")

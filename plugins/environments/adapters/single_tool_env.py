@@ -18,14 +18,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 from pydantic import BaseModel, PydanticUserError, ValidationError, create_model
 
 from plugins.environments.adapters.offered_tools import OfferedTools
 from plugins.environments.episodes.environment import EpisodeError
 from schemas.events import Tool
 from schemas.tool_text import offer_problems
-from streams.http_client import AnswerTooLarge, fetch, new_client
+from streams.egress.address_guard import UrlOrigin
+from streams.egress.http_client import AnswerTooLarge, fetch, new_client
 from streams.processes.worker_pipe import describe_exception
 from streams.references import describe_module
 
@@ -99,7 +100,7 @@ class UrlTool(SingleTool):
         self.version = "1"
         self._url = url
         headers = {"authorization": f"Bearer {credential}"} if credential else {}
-        self._client = new_client(trust_env=False, follow_redirects=False, headers=headers)
+        self._client = new_client(UrlOrigin.LISTED, headers=headers)
 
     def _invoke(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         try:
@@ -108,7 +109,7 @@ class UrlTool(SingleTool):
             )
         except AnswerTooLarge as exc:
             return f"{self._url} answered with {exc}", False
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise EpisodeError(f"{self._url}: no answer: {exc}", reason="crashed") from exc
         text = body.decode(errors="replace")
         return (text, True) if 200 <= status < 300 else (f"{self._url} answered {status}: {text[:2000]}", False)

@@ -15,11 +15,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import httpx2
 
 from schemas import json_text
+from streams.egress.address_guard import EgressRefused
+from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.errors import BadAnswer, ModelServerError, ServerUnavailable
-from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 
 MOST_PIECES = 16
 MOST_BYTES = 1_000_000
@@ -54,10 +55,13 @@ class TextClassifier:
             if self._parts is None:
                 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+                from streams.engines.base_model import check_hub_requests
+
+                check_hub_requests()
                 try:
                     tokenizer = AutoTokenizer.from_pretrained(self.name)
                     model = AutoModelForSequenceClassification.from_pretrained(self.name)
-                except (OSError, ValueError) as exc:
+                except (EgressRefused, OSError, ValueError) as exc:
                     problem = f"guardrails.classifier={self.name} cannot be loaded ({type(exc).__name__})"
                     raise ServerUnavailable(problem, lost=False) from exc
                 self._parts = tokenizer, model.eval()
@@ -89,7 +93,7 @@ class ModerationEndpoint:
                 raise ServerUnavailable(f"guardrails.moderation_url answered {status}", lost=False)
             [result] = json_text.parse(answer.decode())["results"]
             return {str(name): float(score) for name, score in result["category_scores"].items()}
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise ServerUnavailable(f"guardrails.moderation_url: {type(exc).__name__}", lost=False) from None
         except (AnswerTooLarge, ValueError, KeyError, TypeError, AttributeError):
             raise BadAnswer("guardrails.moderation_url: its answer is no moderation") from None

@@ -1,6 +1,6 @@
 """A fine-tuning provider with OpenAI's API: files and jobs.
 
-    find_job, upload, create_job, read_job ──► httpx ──► /files, /fine_tuning/jobs ──► ProviderJob
+    find_job, upload, create_job, read_job ──► fetch ──► /files, /fine_tuning/jobs ──► ProviderJob
 
 A refusal is a RefusedError with the provider's message; no answer within a minute is a ProviderError.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Self
 
-import httpx
+import httpx2
 
 from schemas import json_text
+from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.errors import ProviderError, RefusedError
-from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 
 ANSWER_S = 60.0
 MOST_BYTES = 8 * 1024 * 1024
@@ -58,7 +58,7 @@ class ProviderApi:
         """`url`: up to /v1. Raises SettingsError for a key that no header can have."""
         self._url = url.rstrip("/")
         headers = bearer(api_key, "the provider's API key")
-        self._client = new_client(headers=headers, follow_redirects=False)
+        self._client = new_client(headers=headers)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +97,7 @@ class ProviderApi:
         url = self._url + path
         try:
             status, body = fetch(self._client, method, url, limit_s=ANSWER_S, most_bytes=MOST_BYTES, **request)
-        except (httpx.HTTPError, httpx.InvalidURL, AnswerTooLarge) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL, AnswerTooLarge) as exc:
             raise ProviderError(f"{method} {url}: {exc or type(exc).__name__}; repeat the command to continue") from exc
         try:
             answer = json_text.parse(body)

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from plugins.knowledge.embedders.minilm import unit_rows
 from schemas import json_text
+from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.errors import ProviderError
-from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 
 KEY = "STREAMWARD_KNOWLEDGE_KEY"
 TEXTS_AT_ONCE = 64
@@ -57,7 +57,7 @@ class ServerVectors:
         body = {"model": self._model, "input": list(texts), "encoding_format": "base64"}
         try:
             status, raw = fetch(self._client, "POST", self._url, limit_s=LIMIT_S, most_bytes=MOST_BYTES, json=body)
-        except (AnswerTooLarge, httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (AnswerTooLarge, httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise ProviderError(f"embeddings of {self._url}: {exc or type(exc).__name__}; repeat it later") from exc
         if status != 200:
             raise ProviderError(

@@ -21,15 +21,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
+import httpx2
 import jwt
 
 from plugins.people.logins.logins import Vouched
 from plugins.people.settings import People
 from schemas import json_text
 from schemas.events import AccessRole
+from streams.egress.address_guard import EgressRefused, UrlOrigin
+from streams.egress.http_client import AnswerTooLarge, fetch, new_client
 from streams.errors import LogError, LoginRefused
-from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.kafka import times
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -61,7 +62,7 @@ class _BegunState(NamedTuple):
 class Issuer:
     """An OIDC issuer. Methods wait for its answers, and may be called from any thread."""
 
-    def __init__(self, rule: People, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, rule: People, *, transport: httpx2.BaseTransport | None = None) -> None:
         self._rule, self._transport = rule, transport
         self._redirect = rule.public_url + CALLBACK
         self._lock = threading.Lock()
@@ -144,11 +145,15 @@ class Issuer:
     def _fetch(self, method: str, url: str, **request: Any) -> tuple[int, dict[str, Any]]:
         """Return status and JSON object of an answer. Raises LogError, which quotes nothing of it."""
         try:
-            with new_client(transport=self._transport) as client:
+            is_own = urlsplit(url).hostname == urlsplit(self._rule.oidc_issuer).hostname
+            reach = UrlOrigin.SETTINGS if is_own else UrlOrigin.DATA  # the issuer names its other hosts
+            with new_client(reach, transport=self._transport) as client:
                 status, body = fetch(client, method, url, limit_s=LIMIT_S, most_bytes=MOST_BYTES, **request)
         except AnswerTooLarge as exc:
             raise LogError(f"{url} answers with {exc}") from exc
-        except httpx.HTTPError as exc:
+        except EgressRefused as exc:
+            raise LogError(str(exc)) from exc
+        except httpx2.HTTPError as exc:
             raise LogError(f"{url} does not answer ({type(exc).__name__}); try again") from exc
         try:
             value = json_text.parse(body)

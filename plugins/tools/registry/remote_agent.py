@@ -20,14 +20,15 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.tools.registry.tool_state import Offer, ToolOutput
 from schemas import json_text
 from schemas.events import Message, Tool
 from schemas.tool_text import INPUT_REQUIRED, offer_digest, offer_problems
-from streams.http_client import AnswerTooLarge, fetch, new_client
+from streams.egress.address_guard import UrlOrigin
+from streams.egress.http_client import AnswerTooLarge, fetch, new_client
 
 CARD_PATH = "/.well-known/agent-card.json"
 PROTOCOL, BINDING = "1.", "JSONRPC"
@@ -97,7 +98,7 @@ class RemoteAgent:
         """`limit_s`: of each request."""
         headers = {"A2A-Version": "1.0"} | ({"authorization": f"Bearer {credential}"} if credential else {})
         self._url, self._limit_s = url.rstrip("/"), limit_s
-        self._client = new_client(trust_env=False, follow_redirects=False, headers=headers)
+        self._client = new_client(UrlOrigin.LISTED, headers=headers)
         self._address = ""
 
     def offer(self, tool: Tool, task: RemoteTask | None = None) -> Offer:
@@ -202,9 +203,9 @@ class RemoteAgent:
             status, body = fetch(self._client, method, url, limit_s=self._limit_s, most_bytes=MOST_BYTES, **request)
         except AnswerTooLarge as exc:
             raise EpisodeError(f"{url} answered with {exc}", reason="too_large") from exc
-        except httpx.TimeoutException as exc:
+        except httpx2.TimeoutException as exc:
             raise EpisodeError(f"{url}: {exc} (environments.timeout_s)", reason="timeout") from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise EpisodeError(f"{url}: no answer: {exc}", reason="crashed") from exc
         if status >= 500:
             raise EpisodeError(f"{url} answered {status}", reason="crashed")

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeGuard
 
-import httpx
+import httpx2
 
 from schemas import json_text
 from schemas.events import FinishReason, Message, OutsideModel
+from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.engines.protocol import Completion, SamplingRequest, TokenCounts, failed_slot, failed_slots, uniform
 from streams.errors import EventError
-from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.settings.model import Outside
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -71,7 +71,7 @@ class OutsideModels:
         """Do not connect yet."""
         self._rule = rule
         headers = bearer(os.environ.get(rule.key_env), rule.key_env)
-        self._client = new_client(headers=headers, follow_redirects=False)
+        self._client = new_client(headers=headers)
         self._pool = ThreadPoolExecutor(rule.parallel, "outside")
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class OutsideModels:
         url, rule = f"{model.url}/chat/completions", self._rule
         try:
             status, answer = fetch(self._client, "POST", url, limit_s=rule.timeout_s, most_bytes=MOST_BYTES, json=body)
-        except (httpx.HTTPError, httpx.InvalidURL, AnswerTooLarge) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL, AnswerTooLarge) as exc:
             raise _OneTryError(f"outside model at {url}: {exc or type(exc).__name__}", again=True) from exc
         if status != 200:
             text = answer[:200].decode(errors="replace")

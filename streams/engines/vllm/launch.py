@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 
+from streams.egress.http_client import new_client
 from streams.engines.base_model import folder_of
 from streams.errors import SettingsError, StreamwardError
 from streams.processes.child import ChildProcess, last_lines
@@ -100,8 +101,8 @@ def wait_until_up(url: str, server: ChildProcess, log: Path, stop: threading.Eve
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise StreamwardError(f"vLLM at {url} ended while it started; {_end_of(log)}")
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+        with suppress(httpx2.HTTPError), new_client() as client:
+            if client.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         if stop.wait(0.5):
             return

@@ -23,8 +23,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 
+from streams.egress.http_client import RequestDeadline, bearer, lines_of, new_client
 from streams.engines.protocol import uniform
 from streams.errors import (
     BadAnswer,
@@ -35,7 +36,6 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
-from streams.http_client import RequestDeadline, bearer, lines_of, new_client
 from streams.observability.trace_context import Context, http_headers_of
 from streams.settings.model import Policy
 
@@ -56,7 +56,7 @@ BUSY = {429, 502, 503, 504}
 class VllmServer:
     """One server, and the facts verified about it. Hold `lock` while verifying."""
 
-    def __init__(self, url: str, client: httpx.Client, max_concurrent: int, timeout_s: float) -> None:
+    def __init__(self, url: str, client: httpx2.Client, max_concurrent: int, timeout_s: float) -> None:
         self.url = url
         self.lock = threading.Lock()
         self.in_flight = 0
@@ -190,20 +190,20 @@ class VllmServer:
 
     @contextmanager
     def _in_time(self, path: str, limit_s: float) -> Iterator[tuple[RequestDeadline, dict[str, Any]]]:
-        """Yield the deadline of a request, and its arguments for httpx. Raises ServerUnavailable."""
+        """Yield the deadline of a request, and its arguments for httpx2. Raises ServerUnavailable."""
         try:
             with RequestDeadline(limit_s) as deadline:
-                timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
+                timeout = httpx2.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
                 yield deadline, {"timeout": timeout, "extensions": deadline.extensions}
-        except httpx.TimeoutException as exc:
+        except httpx2.TimeoutException as exc:
             message = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
             raise ServerUnavailable(f"{message} ({type(exc).__name__})", lost=True) from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise ServerUnavailable(
                 f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True
             ) from exc
 
-    def _check(self, response: httpx.Response, path: str) -> None:
+    def _check(self, response: httpx2.Response, path: str) -> None:
         """Raise the error for an unsuccessful response."""
         if response.status_code == 200:
             self.falls = 0
@@ -233,7 +233,7 @@ class VllmServer:
                     self.url + "/health", timeout=HEALTH_TIMEOUT_S, extensions=deadline.extensions
                 )
             return response.status_code == 200
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return False
 
 
@@ -314,7 +314,7 @@ def rendezvous(key: bytes, url: str) -> bytes:
     return hashlib.sha256(key + b"\x1f" + url.encode()).digest()
 
 
-def _retry_after_s(response: httpx.Response) -> float | None:
+def _retry_after_s(response: httpx2.Response) -> float | None:
     """Return the pause that the server requests; None without one (or for a date, which needs two clocks to agree)."""
     try:
         seconds = float(response.headers.get("retry-after", ""))
@@ -323,7 +323,7 @@ def _retry_after_s(response: httpx.Response) -> float | None:
     return min(seconds, LONGEST_RETRY_AFTER_S) if seconds > 0 else None
 
 
-def _message(response: httpx.Response) -> str:
+def _message(response: httpx2.Response) -> str:
     """Return the server's error message: that of OpenAI's error object, else the start of the body."""
     try:
         message = response.json()["error"]["message"]

@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
+from streams.egress.http_client import RequestDeadline
 from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation
@@ -44,7 +45,6 @@ from streams.errors import (
     ServerUnavailable,
     StreamwardError,
 )
-from streams.http_client import RequestDeadline
 from streams.settings.model import Policy, Settings
 
 log = logging.getLogger("streamward.vllm")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from schemas import ids as schema_ids
 from schemas.ids import RegistryIds, RegistryVersion
+from streams.egress.address_guard import require_host
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.retry import StoppedWaiting
 from streams.kafka.subject_keys import use_keys
@@ -197,6 +198,7 @@ def asking(settings: Settings) -> Iterator[SchemaRegistryClient]:
     from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
     registry = f"the Schema Registry at {settings.schemas.registry_url}"
+    require_host(settings.schemas.registry_url or "", "schemas.registry_url")
     try:
         client = SchemaRegistryClient(_client_config(settings))
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError

@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from streams.egress.address_guard import require_host
 from streams.files import program_version
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -95,6 +96,7 @@ class _CountedQueue:
 
     def __init__(self, rule: Tracing, meter: Meter) -> None:
         url = rule.otlp_endpoint.rstrip("/")
+        require_host(url, "tracing.otlp_endpoint")
         endpoint = url if url.endswith(PATH) else url + PATH
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=rule.timeout_s)
         self._meter, self._limit = meter, rule.queue_spans

@@ -92,7 +92,7 @@ def sandbox(folder: Path) -> Check:
 @target("vllm", "json", light=200)
 def vllm(folder: Path) -> Check:
     """What a model server answers is completions that can be written, logprobs, models; or an error of its branch."""
-    import httpx
+    import httpx2
 
     from streams.engines.base_model import Base
     from streams.engines.rendering.prompts import Prompts
@@ -111,10 +111,10 @@ def vllm(folder: Path) -> Check:
     )
     said = {"data": b""}
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "application/json"}, content=said["data"])
+    def answer(asked: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=said["data"])
 
-    client = httpx.Client(transport=httpx.MockTransport(answer))
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
 
     def written(given: object) -> None:
         for slot in completions(given, request, model="base", prompt=(9, 10, 11), room=6, prompts=prompts):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
-import httpx
+import httpx2
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
@@ -44,25 +44,25 @@ class OwnIssuer:
         return {"code": "a code", "state": self.asked["state"], "iss": URL}
 
     @property
-    def transport(self) -> httpx.MockTransport:
+    def transport(self) -> httpx2.MockTransport:
         """Where httpx finds it."""
-        return httpx.MockTransport(self._answer)
+        return httpx2.MockTransport(self._answer)
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         match request.url.path.removeprefix("/realms/lab"):
             case "/.well-known/openid-configuration":
                 named = {"authorization_endpoint": "/page?a=b", "token_endpoint": "/token", "jwks_uri": "/keys"}
-                return httpx.Response(
+                return httpx2.Response(
                     200, json={"issuer": URL, **{name: URL + path for name, path in named.items()}, **self.discovery}
                 )
             case "/keys":
                 public = json.loads(RSAAlgorithm.to_jwk(PRIVATE.public_key()))
-                return httpx.Response(200, json={"keys": [{**public, "kid": "one", "alg": "RS256", "use": "sig"}]})
+                return httpx2.Response(200, json={"keys": [{**public, "kid": "one", "alg": "RS256", "use": "sig"}]})
             case "/token":
                 return self._token(request)
-        return httpx.Response(404, json={})
+        return httpx2.Response(404, json={})
 
-    def _token(self, request: httpx.Request) -> httpx.Response:
+    def _token(self, request: httpx2.Request) -> httpx2.Response:
         form = {name: values[0] for name, values in parse_qs(request.content.decode()).items()}
         digest = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=").decode()
         basic = base64.b64encode(f"{CLIENT}:it%27s%20a%20secret".encode()).decode()
@@ -72,9 +72,9 @@ class OwnIssuer:
             f"Basic {basic}",
         )
         if not fits or form["code"] in self.used:
-            return httpx.Response(400, json={"error": "invalid_grant"})
+            return httpx2.Response(400, json={"error": "invalid_grant"})
         self.used.add(form["code"])
-        return httpx.Response(self.status, json={"access_token": "x", "id_token": self._signed(self._said())})
+        return httpx2.Response(self.status, json={"access_token": "x", "id_token": self._signed(self._said())})
 
     def _said(self) -> Mapping[str, Any]:
         now = int(time.time())

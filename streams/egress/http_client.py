@@ -1,25 +1,31 @@
-"""HTTP requests with a limit on the whole answer, in time and bytes.
+"""HTTP requests to servers outside of the loop: the only way out, with a limit on time and bytes.
 
-    fetch(client, method, url) ──► RequestDeadline ──► status, body
+    fetch(client, method, url) ──► egress.hosts ──► checked address ──► RequestDeadline ──► status, body
                                         └─ time is up: the connection is closed, wherever in the answer it is
 
-httpx limits each read on its own, so a server that sends a byte of a header, a `100 Continue`, a chunk extension or a
-trailer now and then is never late. Here a timer closes the connection under the request.
+httpx2 limits each read on its own, so a server that sends a byte of a header, a `100 Continue`, a chunk extension or a
+trailer now and then is never late. Here a timer closes the connection under the request. No client follows a redirect:
+its status is the answer.
 
-Not covered: looking up the server's name, which the system's resolver limits.
+Not covered: looking up the server's name, which the system's resolver limits; the time of an answer that a coroutine
+waits for (MCP), which its caller limits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 
+from streams.egress.address_guard import CheckedAsyncTransport, CheckedTransport, UrlOrigin, check_host
 from streams.errors import SettingsError
 
 _CONNECTED = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
@@ -29,17 +35,45 @@ class AnswerTooLarge(Exception):
     """An answer has more bytes than `fetch` takes."""
 
 
-def new_client(**options: Any) -> httpx.Client:
-    """Return a client that keeps no connection, as RequestDeadline needs it; `options` are those of httpx.Client."""
-    return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0), **options)
+def new_client(reach: UrlOrigin = UrlOrigin.SETTINGS, **options: Any) -> httpx2.Client:
+    """Return a client that keeps no connection, as RequestDeadline needs it; `options` are those of httpx2.Client."""
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    if reach is not UrlOrigin.SETTINGS and options.get("transport") is None:
+        options["transport"] = CheckedTransport(reach, limits=limits, verify=_tls())
+    hooks = {"request": [_check_request]}
+    return httpx2.Client(limits=limits, verify=_tls(), event_hooks=hooks, follow_redirects=False, **options)
+
+
+def new_async_client(reach: UrlOrigin, **options: Any) -> httpx2.AsyncClient:
+    """Return a client for coroutines; `options` are those of httpx2.AsyncClient."""
+
+    async def check(request: httpx2.Request) -> None:
+        _check_request(request)
+
+    transport, hooks = CheckedAsyncTransport(reach, verify=_tls()), {"request": [check]}
+    return httpx2.AsyncClient(transport=transport, event_hooks=hooks, follow_redirects=False, **options)
+
+
+def _check_request(request: httpx2.Request) -> None:
+    check_host(request.url.host)
+
+
+def _tls() -> ssl.SSLContext:
+    """Return the certificates of the operating system, or those that SSL_CERT_FILE or SSL_CERT_DIR name."""
+    return _tls_of(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.cache
+def _tls_of(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    return httpx2.create_ssl_context()
 
 
 def fetch(
-    client: httpx.Client, method: str, url: str, *, limit_s: float, most_bytes: int, **request: Any
+    client: httpx2.Client, method: str, url: str, *, limit_s: float, most_bytes: int, **request: Any
 ) -> tuple[int, bytes]:
-    """Return status and body of an answer. `request` is what httpx.Client.stream takes.
+    """Return status and body of an answer. `request` is what httpx2.Client.stream takes.
 
-    Raises AnswerTooLarge, httpx.TimeoutException, other httpx.HTTPError, httpx.InvalidURL.
+    Raises AnswerTooLarge, httpx2.TimeoutException, other httpx2.HTTPError, httpx2.InvalidURL.
     """
     body = bytearray()
     deadline = RequestDeadline(limit_s)
@@ -60,7 +94,7 @@ def bearer(key: str | None, origin: str) -> dict[str, str]:
 def clean_key(key: str, origin: str) -> str:
     """Return a key without the blanks and line ends around it. `origin`: where it is set.
 
-    Raises SettingsError for one that no header can have. It does not show the key; httpx would print the whole header.
+    Raises SettingsError for one that no header can have. It does not show the key; httpx2 would print the whole header.
     """
     key = key.strip()
     if not key.isascii() or not key.isprintable():
@@ -68,8 +102,8 @@ def clean_key(key: str, origin: str) -> str:
     return key
 
 
-def lines_of(response: httpx.Response) -> Iterator[bytes]:
-    """Yield the lines of a streamed answer as they come. httpx's own lines end at U+2028 within a text, too."""
+def lines_of(response: httpx2.Response) -> Iterator[bytes]:
+    """Yield the lines of a streamed answer as they come. httpx2's own lines end at U+2028 within a text, too."""
     rest = b""
     for chunk in response.iter_bytes():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -79,9 +113,9 @@ def lines_of(response: httpx.Response) -> Iterator[bytes]:
 
 
 class RequestDeadline:
-    """One request's time. Enter it around the request, and pass `extensions` on to httpx.
+    """One request's time. Enter it around the request, and pass `extensions` on to httpx2.
 
-    Leaving it raises httpx.ReadTimeout if the time was up: the answer is not whole then. Only new connections are
+    Leaving it raises httpx2.ReadTimeout if the time was up: the answer is not whole then. Only new connections are
     noticed, so use a client of `new_client`.
     """
 
@@ -103,7 +137,7 @@ class RequestDeadline:
         with self._lock:
             self._socket = None
             if self._is_over:
-                raise httpx.ReadTimeout(f"no whole answer within {self._limit_s:g} s") from exc
+                raise httpx2.ReadTimeout(f"no whole answer within {self._limit_s:g} s") from exc
 
     def _trace(self, event: str, info: dict[str, Any]) -> None:
         """Take the socket of a new connection; httpcore calls this at each step of the request."""
