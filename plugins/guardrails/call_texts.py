@@ -77,8 +77,8 @@ def with_advice(call: ModelCall, reasons: Iterable[tuple[str, str]]) -> ModelCal
         if match is None:
             continue
         number, advice = int(match[1]), ADVICE.format(reason)
-        message = messages[number]
-        if message.role in ("user", "tool") and "[guardrail: " not in message.content:
+        message = call.messages[number]
+        if message.role in ("user", "tool") and not message.content.endswith(advice) and messages[number] is message:
             messages[number] = replace(message, content=message.content + advice)
     return replace(call, messages=tuple(messages))
 
