@@ -222,7 +222,8 @@ def limits_of(base: Base) -> TokenLimits:
 
 def read_file(path: Path, method: TuningMethod, base: Base) -> from_file.ExampleFile:
     """Return the examples of a file, for a model. Raises as `from_file.read`."""
-    return from_file.read(path, method, ChatTemplate(base.tokenizer), limits_of(base).context_tokens)
+    limits = limits_of(base)
+    return from_file.read(path, method, ChatTemplate(base.tokenizer), limits.context_tokens, limits.tokenizer_digest)
 
 
 def start_folder(settings: Settings, event: AdapterEvent, base: Base, scratch: Path) -> Path:

@@ -40,7 +40,10 @@ OF_TASKS = frozenset(
 )
 """Fields of a task whose cells in a CSV file are JSON."""
 OF_EXAMPLES = frozenset(
-    {"messages", "tools", "prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output"}
+    {
+        *("messages", "tools", "prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output"),
+        *("input_ids", "assistant_masks"),
+    }
 )
 """Fields of an example to tune on whose cells are JSON."""
 

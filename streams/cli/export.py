@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from streams.tools.query.session import Session
 
 RUN_FORMATS = ("conversations", "interactions")
-"""Formats that follow responses and agents' runs to their end."""
+"""Formats of ours that follow responses and agents' runs to their end."""
 FORMATS = ("sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS)
 FORMAT_HELP = (
     "sft: the best response of each group whose rewards differ; preference: best and worst; prompts: every response "
@@ -52,10 +52,21 @@ FORMAT_HELP = (
 )
 
 
-def batch_formats(option: str | None = None) -> dict[str, tuple[Plugin, PluginExport]]:
-    """Return the formats of plugins, or those with an option. Raises SettingsError if there is another of the name."""
+def plugin_formats(of: str) -> dict[str, tuple[Plugin, PluginExport]]:
+    """Return the formats of plugins for batches or for runs. Raises SettingsError if there is another of the name."""
     formats = plugin_entries(lambda plugin: plugin.exports, "format of export", FORMATS)
+    return {name: entry for name, entry in formats.items() if entry[1].of == of}
+
+
+def batch_formats(option: str | None = None) -> dict[str, tuple[Plugin, PluginExport]]:
+    """Return the formats of plugins for batches, or those with an option. Raises as `plugin_formats`."""
+    formats = plugin_formats("batches")
     return {name: entry for name, entry in formats.items() if option is None or option in entry[1].options}
+
+
+def run_formats() -> tuple[str, ...]:
+    """Return the formats that follow responses and agents' runs to their end. Raises as `plugin_formats`."""
+    return (*RUN_FORMATS, *plugin_formats("runs"))
 
 
 class FormatOption(click.Option):
@@ -63,7 +74,8 @@ class FormatOption(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return how it is written, and its help."""
-        of_plugins = [f"; {name}: {entry.help}" for name, (_, entry) in batch_formats().items()]
+        formats = plugin_formats("runs") | plugin_formats("batches")
+        of_plugins = [f"; {name}: {entry.help}" for name, (_, entry) in formats.items()]
         self.help = f"{FORMAT_HELP}{''.join(of_plugins)}."
         return super().get_help_record(ctx)
 
@@ -76,7 +88,7 @@ class FormatOption(click.Option):
 @click.option(
     "--format",
     cls=FormatOption,
-    type=plugin_choice(lambda: (*FORMATS, *batch_formats())),
+    type=plugin_choice(lambda: (*FORMATS, *plugin_formats("runs"), *batch_formats())),
     default="sft",
     show_default=True,
     help=f"{FORMAT_HELP}.",
@@ -156,7 +168,7 @@ def export(
     from streams.kafka.times import parse_time
 
     name = chosen["format"]
-    if name not in FORMATS:
+    if name in batch_formats():
         summary, gaps = _export_batches(call, ctx)
     else:
         _check_no_batches(name, allow_contaminated, batch, ranks)
@@ -165,7 +177,7 @@ def export(
         options = _options(call, policy, chosen, follow=follow, on=on)
         times, source = (since_ms, until_ms), archive_for(on, source)
         with _naming_policy(call, options.policy, source):
-            if name in RUN_FORMATS:
+            if name in run_formats():
                 summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
             else:
                 summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
@@ -213,14 +225,14 @@ def _options(
     from streams.tools.query import examples
 
     name = chosen["format"]
-    purpose = chosen["purpose"] or (None if name in RUN_FORMATS else "train")
+    purpose = chosen["purpose"] or (None if name in run_formats() else "train")
     with_held_out = chosen["with_held_out"] or (purpose == "eval" and name != "interactions")
     changed = {"purpose": purpose, "with_held_out": with_held_out}
     options = examples.ExportOptions(policy=policy or call.settings.policy.name, **(chosen | changed))
     examples.check(options)
     if follow and name != "interactions":
         raise SettingsError(f"--follow appends lines, and --format {name} is a data set; use interactions")
-    if on is not None and name in RUN_FORMATS:
+    if on is not None and name in run_formats():
         raise SettingsError(
             f"--on {on} exports groups, and --format {name} follows agents' runs through the log, on this machine; "
             "leave --on out, or use one of the other formats"
@@ -300,10 +312,12 @@ def _export_runs(
         )
     selection = FinishedSelection(policy=options.policy, purpose=options.purpose, since_ms=times[0], until_ms=times[1])
     reader = FinishedReader(call.settings, history.of(call.settings, source), selection)
-    if options.format == "conversations":
+    if options.format != "interactions":
         sets.check_folder(folder)
         counts = sets.Counts()
-        conversations = conversation_examples.examples(reader.round(), options, counts)
+        of_plugin = plugin_formats("runs").get(options.format)
+        make = None if of_plugin is None else of_plugin[0].load(of_plugin[1].encode)
+        conversations = conversation_examples.examples(reader.round(), options, counts, make)
         held_out = _reason_finder(call, options, source)
         sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges, held_out=held_out)
         summary = _summary(folder, counts)

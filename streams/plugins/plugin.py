@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from streams.errors import SettingsError
 from streams.references import is_reference
@@ -45,12 +45,14 @@ class PluginCommand:
 
 @dataclass(frozen=True)
 class PluginExport:
-    """A format of `streamward export`: batches for another trainer."""
+    """A format of `streamward export`: batches for another trainer, or finished answers and runs."""
 
     encode: str
-    """Where its function is: `module:name` of an `Encode` (trainer/export/export_batches.py)."""
+    """Where its function is: `module:name` of an `Encode` (trainer/export/export_batches.py), or of `runs` of one that
+    yields the lines of a `Finished` (streams/tools/query/finished.py) as objects."""
     help: str
     """Its words in the help of --format."""
+    of: Literal["batches", "runs"] = "batches"
     options: tuple[str, ...] = ()
     """Names in OPTIONS that the function takes as keywords."""
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Rows of a file as examples.
 
     {"messages": [..., {"role": "assistant", ...}]}                        sft
+    {"input_ids": [...], "assistant_masks": [...]}                         sft, tokens as TRL has them: kept as they are
     {"input": "…", "response": "…", "metadata": {…}}                       sft, as `export --format interactions` has it
     {"prompt": [...], "chosen": [...], "rejected": [...]}                  dpo, as TRL has it
     {"input": {"messages": [...]}, "preferred_output": [...], ...}         dpo, as OpenAI has it
@@ -19,11 +20,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from schemas import json_text
 from schemas.conversation import MessageIn, ToolIn, not_empty, read_as
@@ -58,7 +59,9 @@ class ExampleMessage(MessageIn):
 ExampleMessages = Annotated[list[ExampleMessage], AfterValidator(not_empty)]
 
 
-def read(path: Path, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> ExampleFile:
+def read(
+    path: Path, method: TuningMethod, template: ChatTemplate, context_tokens: int, tokenizer_digest: str | None = None
+) -> ExampleFile:
     """Return the examples of a file of JSON lines or a table; empty lines are skipped.
 
     Raises NotFoundError if it cannot be read, SettingsError, with the numbers of the lines, if a line is none.
@@ -78,6 +81,7 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
                 left_out[reason] += 1
                 continue
             example = example_of(row, method, template, context_tokens)
+            _check_tokenizer(fields_of(row), tokenizer_digest)
         except ValueError as exc:
             problems.append(f"{path}:{number}: {exc}")
         else:
@@ -97,8 +101,14 @@ def example_of(row: Row, method: TuningMethod, template: ChatTemplate, context_t
     fields = fields_of(row)
     prompt_part = fields.get("input")
     offered = prompt_part.get("tools") if isinstance(prompt_part, dict) else None
+    if method == "sft" and "input_ids" in fields:
+        return _fitting((_of_tokens(fields, len(template.tokenizer)),), context_tokens)
     render = _renderer(template, _tools(fields.get("tools", offered)))
-    example = (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
+    return _fitting((_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render), context_tokens)
+
+
+def _fitting(example: TunedExample, context_tokens: int) -> TunedExample:
+    """Return an example. Raises ValueError if it is longer than the context."""
     if (longest := max(answer.longest for answer in example)) > context_tokens:
         raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
     return example
@@ -150,6 +160,27 @@ def _assistant_answer(line: dict[str, Any], render: Renderer) -> TunedAnswer:
     if not spans:
         raise ValueError("messages: no message of role assistant bears loss; expected an answer, the last of them")
     return TunedAnswer((_chain(whole, spans, "messages"),))
+
+
+def _of_tokens(line: dict[str, Any], vocabulary: int) -> TunedAnswer:
+    """Return an answer of token ids, with the loss where `assistant_masks` is 1. Raises ValueError."""
+    ids = read_as(list[Annotated[int, Field(strict=True, ge=0, lt=vocabulary)]], line["input_ids"], "input_ids")
+    masks = read_as(list[Literal[0, 1]], line.get("assistant_masks"), "assistant_masks")
+    if len(ids) != len(masks):
+        raise ValueError(f"assistant_masks: {len(masks)} of them for {len(ids)} input_ids; expected one for each")
+    if 1 not in masks:
+        raise ValueError("assistant_masks: all are 0, so that nothing bears loss; expected 1 for the tokens to imitate")
+    edges = [place for place, (before, now) in enumerate(pairwise([0, *masks, 0])) if before != now]
+    return TunedAnswer((_chain(ids, list(zip(edges[::2], edges[1::2], strict=True)), "input_ids"),))
+
+
+def _check_tokenizer(line: dict[str, Any], digest: str | None) -> None:
+    """Raise ValueError if a line names another tokenizer for its tokens."""
+    if digest is not None and line.get("tokenizer_digest", digest) != digest:
+        raise ValueError(
+            f"tokenizer_digest: its tokens are of tokenizer {str(line['tokenizer_digest'])[:12]}, and the model has "
+            f"{digest[:12]}; set model.base to the model that sampled them"
+        )
 
 
 def _is_silent(message: ExampleMessage) -> bool:

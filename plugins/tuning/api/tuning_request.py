@@ -43,7 +43,7 @@ BETA = 0.1
 """TRL's."""
 START = re.compile(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})")
 EXPECTED: dict[TuningMethod, tuple[tuple[str, ...], ...]] = {
-    "sft": (("messages",),),
+    "sft": (("messages",), ("input_ids", "assistant_masks")),
     "dpo": (("prompt", "chosen", "rejected"), ("input", "preferred_output", "non_preferred_output")),
 }
 """Fields of a line that is an example."""

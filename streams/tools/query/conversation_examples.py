@@ -10,7 +10,7 @@ forks are separate chains, and chains that share their first turns repeat them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from schemas.events import Message, Tool
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
@@ -21,9 +21,12 @@ from streams.tools.query.splits import ExampleOrigin, origin_of
 
 
 def examples(
-    finished: Iterable[Finished], options: ExportOptions, counts: Counts
+    finished: Iterable[Finished],
+    options: ExportOptions,
+    counts: Counts,
+    make: Callable[[Finished], Iterable[Example]] | None = None,
 ) -> Iterator[tuple[Example, ExampleOrigin]]:
-    """Yield every example with its origin, and count."""
+    """Yield every example with its origin, and count. `make` returns those of an answer; None: its conversations."""
     group = None
     for answer in finished:
         counts.responses += 1
@@ -33,7 +36,7 @@ def examples(
         if floor is not None and (reward is None or reward < floor):
             counts.left_out["below the least reward"] += 1
             continue
-        conversations = list(_conversations(answer))
+        conversations = list((make or _conversations)(answer))
         if not conversations:
             counts.left_out["its task is gone" if answer.run is None else "no call is delivered"] += 1
         origin = origin_of(answer)

@@ -44,7 +44,8 @@ class ExportOptions:
     """What to write."""
 
     policy: str
-    format: Format | Literal["conversations", "interactions"] = "sft"
+    format: str = "sft"
+    """One of FORMATS, or of answers and runs: conversations, interactions, and those of plugins."""
     purpose: Purpose | None = "train"
     """None: any, which only conversations and interactions can be of."""
     min_reward: float | None = None
@@ -61,6 +62,11 @@ class ExportOptions:
     """Also write held-out examples, to a separate file."""
     files: Literal["jsonl", "parquet"] = "jsonl"
 
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether its examples are finished answers and runs, not groups."""
+        return self.format not in FORMATS
+
 
 def check(options: ExportOptions) -> None:
     """Raise SettingsError for options that have no effect together, or no meaning."""
@@ -72,7 +78,7 @@ def check(options: ExportOptions) -> None:
             f"--all takes every response of a group, and not the best one, which --format {options.format} does not "
             "choose; leave it out, or use --format sft"
         )
-    if not single and options.format != "conversations" and options.min_reward is not None:
+    if options.min_reward is not None and not single and (options.format == "interactions" or not options.is_of_runs):
         raise SettingsError(
             f"--min-reward chooses single responses, which --format {options.format} does not; leave it out, or use "
             "--format sft or conversations"
@@ -85,7 +91,7 @@ def check(options: ExportOptions) -> None:
         raise SettingsError(
             "--format interactions is a log of every answer, held out or not; leave --with-held-out out"
         )
-    if options.format in ("conversations", "interactions") and options.files == "parquet":
+    if options.is_of_runs and options.files == "parquet":
         raise SettingsError(
             f"--format {options.format} is JSON lines, since the arguments of every tool have a shape of their own; "
             "leave --files parquet out"

@@ -238,7 +238,7 @@ def _as_parquet(lines: Path) -> Path:
 
 
 def _no_examples(options: ExportOptions, counts: Counts) -> str:
-    if options.format == "conversations" and not counts.responses:
+    if options.is_of_runs and not counts.responses:
         return (
             f"policy {options.policy} has no finished conversations in this range: a response is finished when its "
             "group is in the log, and an agent's run when it has ended (`streamward agents list AGENT`)"

@@ -2,7 +2,7 @@
 
     streamward demo --task calculator [--break environment=0.9] ──► its log ──► what died, and what learning saw of it
 
-    python -m tests.plugins.environments.benchmarks.dead_sessions [SEED ...]   two lines for each seed
+    python -m tests.benchmarks break [SEED ...]   two lines for each seed
 
 Held-out episodes do not die. An answer whose session died has an error; it is counted wherever it is in a group, and
 each group's mean is compared with that of its scored answers alone.
@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,12 @@ SELECT (SELECT count(DISTINCT r.response_id) FROM responses AS r JOIN tasks AS t
 """
 
 
-def run() -> Iterator[dict[str, Any]]:
-    """Yield the lines of one seed."""
-    yield from results(0)
-
-
-def results(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the line of an undisturbed run, and that of one whose sessions die."""
-    for share in (0.0, SHARE):
-        with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
-            yield {"bench": "dead_sessions", "seed": seed, "share": share} | _result(Path(folder), seed, share)
+def run(seeds: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
+    """Yield the line of an undisturbed run, and that of one whose sessions die, for each seed."""
+    for seed in seeds:
+        for share in (0.0, SHARE):
+            with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
+                yield {"bench": "break", "seed": seed, "share": share} | _result(Path(folder), seed, share)
 
 
 def _result(folder: Path, seed: int, share: float) -> dict[str, Any]:
@@ -67,9 +62,3 @@ def _result(folder: Path, seed: int, share: float) -> dict[str, Any]:
         audit = invoke(log, "audit").exit_code
     scores = {look["version"]: look["exact"] for look in report["held_out"]}
     return counts | {"held_out": scores, "audit": audit, "wall_s": round(took), "cpu_s": round(cpu_s() - before)}
-
-
-if __name__ == "__main__":
-    for one in [int(word) for word in sys.argv[1:]] or [0]:
-        for line in results(one):
-            print(json.dumps(line), flush=True)

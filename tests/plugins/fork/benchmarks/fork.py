@@ -1,0 +1,100 @@
+"""How many tokens a run samples until it has 0.9 of held-out chains, from scratch and with forks of its failures.
+
+    demo --task lookup ──► versions ──► held-out chains right ─────────────────────────────────────────┐
+    its first FIRST versions ──► fork --where FAILED ──► the same demo, which now answers the forks ───┴─► tokens, share
+
+    python -m tests.benchmarks fork [SEED ...]   two lines for each seed: scratch, then forks with their share
+
+A chain (plugins/environments/games/lookup.py) has two keys and a number. FAILED are the moments at which a run had
+looked both keys up, and then did not say the number. Tokens are those that were sampled for training by versions
+before the one that is named, forked runs and failed ones included; the tokens that a fork reads are not sampled, and
+counted apart. Held-out chains are evaluated at every second version, so both figures are that coarse. A run that does
+not get there has no version, and all its tokens, so that the share is at most the one that is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from streams.kafka.node import process as broker
+from streams.settings.load import load
+from streams.settings.model import Settings
+from tests.benchmarks.side_by_side import cpu_s, say
+from tests.support.commands import invoke, rows_of
+from tests.support.processes import command
+
+WANTED, MOST_SHARE = 0.9, 0.6
+GROUPS, FIRST = 2, 2
+STEPS = int(os.environ.get("STEPS", "12"))
+FAILED = "turn = 2 AND purpose = 'train' AND NOT is_fork AND NOT success AND reward > 0.15"
+TOKENS = """
+SELECT r.adapter_version AS version, sum(r.completion_tokens)::BIGINT AS sampled,
+    coalesce(sum(len(r.prompt_token_ids)) FILTER (t.fork IS NOT NULL), 0)::BIGINT AS read
+FROM responses AS r JOIN tasks AS t USING (task_id) WHERE t.purpose = 'train' GROUP BY ALL
+"""
+
+
+def run(seeds: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
+    """Yield the lines of each seed."""
+    for seed in seeds:
+        scratch = _line(seed, "scratch", 0)
+        yield scratch
+        forked = _line(seed, "forks", FIRST)
+        share = forked["tokens"] / scratch["tokens"]
+        yield forked | {"share": share, "met": forked["version"] is not None and share <= MOST_SHARE}
+
+
+def _line(seed: int, case: str, first: int) -> dict[str, Any]:
+    """Return the line of a run that is forked after `first` versions; 0: never."""
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
+        folder, began, before, forks = Path(temporary), time.monotonic(), cpu_s(), 0
+        if first:
+            _demo(folder, seed, first)
+            with _log(folder) as log:
+                forks = len(rows_of(invoke(log, "fork", "--where", FAILED, "--output", "jsonl")))
+        scores = {look["version"]: look["exact"] for look in _demo(folder, seed, STEPS)["held_out"]}
+        with _log(folder) as log:
+            rows = rows_of(invoke(log, "query", TOKENS, "--output", "jsonl"))
+            audit = invoke(log, "audit").exit_code
+    reached = next((version for version, score in sorted(scores.items()) if score >= WANTED), None)
+    counted = [row for row in rows if reached is None or row["version"] < reached]
+    say(f"fork: {case}, seed {seed}: {scores}")
+    return {
+        "bench": "fork",
+        "case": case,
+        "seed": seed,
+        "forks": forks,
+        "held_out": scores,
+        "version": reached,
+        "tokens": sum(row["sampled"] for row in counted),
+        "tokens_read": sum(row["read"] for row in counted),
+        "audit": audit,
+        "wall_s": round(time.monotonic() - began),
+        "cpu_s": round(cpu_s() - before),
+    }
+
+
+def _demo(folder: Path, seed: int, steps: int) -> dict[str, Any]:
+    """Return the report of the demo after so many versions; it continues what is in the folder."""
+    own = {"batches.groups": GROUPS, "learning.stop_after": 0, "trainer.seed": seed}
+    words = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+    words += ["demo", "--task", "lookup", "--seed", str(seed), "--steps", str(steps), "--minutes", "30"]
+    done = subprocess.run(command(*words, "--output", "json"), cwd=folder, check=True, stdout=subprocess.PIPE)
+    return dict(json.loads(done.stdout))
+
+
+@contextmanager
+def _log(folder: Path) -> Iterator[Settings]:
+    """Yield the settings of the demo's log, whose node runs while the block does."""
+    data = folder / ".streamward" / "demo"
+    settings = load(file=data / "streamward.toml")
+    with broker.embedded(data / "kafka") as node:
+        yield settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap": node.bootstrap})})
