@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -18,8 +18,8 @@ import pytest
 
 from streams.cli.root import cli
 from streams.plugins.installed import load_plugins
+from tests.import_graph import ROOT, source
 
-ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "docs/**/*.md", "schemas/*.md", "helm/**/*", "deploy/*", "docker-compose.yml", "gateway/**/*.html")
 EXAMPLE = "rate"
 """Command of a plugin that is not installed here: docs/examples/plugin-thumbs."""
@@ -47,15 +47,17 @@ def _is_command(words: list[str]) -> bool:
     return command is not None
 
 
-def _strings(source: str) -> Iterator[str]:
-    """Yield the strings of a program; a value within one is X."""
-    tree = ast.parse(source)
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.value
+@cache
+def _strings(path: Path) -> list[str]:
+    """Return the strings of a program that have its name; a value within one is X."""
+    nodes = source(path.relative_to(ROOT).as_posix()).nodes
+    joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in parts]
+    texts = [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values) for node in joined
+    ]
+    return [text for text in (*texts, *constants) if isinstance(text, str) and "streamward" in text]
 
 
 def test_every_command_that_a_text_names_is_one() -> None:
@@ -67,9 +69,7 @@ def test_every_command_that_a_text_names_is_one() -> None:
 @pytest.mark.parametrize("folder", PROGRAMS)
 def test_every_command_that_a_message_names_is_one(folder: str) -> None:
     wrong = {
-        file.relative_to(ROOT).as_posix(): [
-            words for text in _strings(file.read_text(encoding="utf-8")) for words in _wrong(text)
-        ]
+        file.relative_to(ROOT).as_posix(): [words for text in _strings(file) for words in _wrong(text)]
         for file in (ROOT / folder).rglob("*.py")
     }
     assert {name: words for name, words in wrong.items() if words} == {}
@@ -82,7 +82,7 @@ def test_no_message_names_a_command_that_another_plugin_brings(folder: str) -> N
     named = {
         file.relative_to(ROOT).as_posix(): words
         for file in (ROOT / folder).rglob("*.py")
-        for text in _strings(file.read_text(encoding="utf-8"))
+        for text in _strings(file)
         for words in map(" ".join, map(str.split, NAMED.findall(text)))
         if any(f"{words} ".startswith(f"{command} ") for command in brought)
     }

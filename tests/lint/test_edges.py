@@ -9,7 +9,7 @@ What readers do with odd values, not only with odd bytes, is for tests/fuzz.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
 from functools import cache
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ RAISES = {
 RUNS_CODE = {"pickle.load", "pickle.loads", "torch.load", "yaml.load", "marshal.loads", "eval", "exec"}
 """Readers that run what they read."""
 LAST = {name.rpartition(".")[2] for name in (*RAISES, *RUNS_CODE)}
+NAMED = re.compile(rf"\b(?:{'|'.join(LAST)})\(")
+"""A call of one of them, in a file as it is written: only files with one are walked."""
 
 OWN = "it reads what this process, or this package, has written itself"
 CALLER = "whoever calls it catches what its docstring names"
@@ -135,30 +137,31 @@ def types(handler: ast.ExceptHandler) -> set[str]:
     return {ast.unparse(one).rpartition(".")[2] for one in each}
 
 
-def calls(file: str, tree: ast.Module) -> Iterator[Call]:
+def calls(file: str, tree: ast.Module) -> list[Call]:
     """Every call in a file that may be one of these, with what the tries of its function around it catch."""
+    found: list[Call] = []
 
-    def walk(node: ast.AST, function: str, docstring: str, caught: frozenset[str]) -> Iterator[Call]:
+    def walk(node: ast.AST, function: str, docstring: str, caught: frozenset[str]) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function, docstring, caught = node.name, ast.get_docstring(node) or "", frozenset()
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST:
-            yield Call(f"{file}::{function}", ast.unparse(node.func), caught, docstring)
-        within = caught
-        if isinstance(node, ast.Try):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST:
+            found.append(Call(f"{file}::{function}", ast.unparse(node.func), caught, docstring))
+        elif isinstance(node, ast.Try):
             within = caught.union(*map(types, node.handlers))
-        for name, value in ast.iter_fields(node):
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    guarded = isinstance(node, ast.Try) and name == "body"
-                    yield from walk(child, function, docstring, within if guarded else caught)
+            for child in ast.iter_child_nodes(node):
+                walk(child, function, docstring, within if child in node.body else caught)
+            return
+        for child in ast.iter_child_nodes(node):
+            walk(child, function, docstring, caught)
 
-    yield from walk(tree, "", "", frozenset())
+    walk(tree, "", "", frozenset())
+    return found
 
 
 @cache
 def calls_of_program() -> list[Call]:
     """Every call of the program that may be one of these."""
-    return [call for file in sources() for call in calls(file.path, file.tree)]
+    return [call for file in sources() if NAMED.search(file.text) for call in calls(file.path, file.tree)]
 
 
 def is_called(call: Call, name: str) -> bool:
