@@ -9,18 +9,19 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
 
 # A tier is a mark: every test without one is in `make test`, and what only looks at sources and pages in `make check`.
-# Six workers for two cores: much of a test is waiting for other processes. mypy runs next to them, and both must pass.
+# Six workers for two cores: much of a test is waiting for other processes. mypy and tests/lint run next to them, and all
+# must pass.
 WORKERS ?= 6
 TIER = not kills and not docs
 FOLDERS = tests
-test: .venv/ready-test lint
-	@$(MAKE) --no-print-directory --jobs=2 TIER="$(TIER)" types pytest
+test: .venv/ready-test format
+	@$(MAKE) --no-print-directory --jobs=3 TIER="$(TIER)" lint types pytest
 
 # outages, zombies, processes that are frozen or killed; and what a reader of docs types, command by command
 test-kills: TIER = kills
@@ -43,14 +44,16 @@ pytest:
 test-deploy: .venv/ready-test
 	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(wildcard tests/plugins/*/test_chart*.py) $(ARGS)
 
-check: .venv/ready-test
+check: .venv/ready-test format
 	@$(MAKE) --no-print-directory --jobs=2 lint types
 
-lint: export PYTHONDONTWRITEBYTECODE :=
-lint: .venv/ready-test
+format: .venv/ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m schemas.generate --check
+
+lint: export PYTHONDONTWRITEBYTECODE :=
+lint: .venv/ready-test
 	$(BIN)/python -m pytest -q tests/lint
 
 types: .venv/ready-test
