@@ -10,8 +10,11 @@ were too wide would be sent bodies that fill them, as far as the server takes bo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import zstandard
@@ -44,6 +47,10 @@ class WorstBody(NamedTuple):
     headers: Mapping[str, str] = JSON_TYPE
 
 
+Draft = tuple[str, Callable[[], tuple[bytes, Mapping[str, str]]]]
+"""What a body is, and what writes it, with its headers."""
+
+
 def bombs() -> list[WorstBody]:
     """Return what is too much for every route."""
     packed = zstandard.ZstdCompressor()
@@ -62,19 +69,21 @@ BOMBS = bombs()
 
 
 def sent_to(route: Route) -> list[WorstBody]:
-    """Return what a test sends to a route: every text of braces, every batch, and of all else a third.
+    """Return what a test sends to a route: every text of braces, every batch, of all else a third, of BOMBS a sixth.
 
-    Which third differs from route to route, since most of them have one reader and share their models. The routes that
+    Which part differs from route to route, since most of them have one reader and share their models. The routes that
     read their bodies themselves are sent all of it, and in `make test-full` every route is.
     """
-    bodies, first = list(worst_bodies(route)), TAKING.index(route) % 3
+    drafts, number = list(worst_bodies(route)), TAKING.index(route)
     if FULL or not route.takes_json:
-        return bodies + BOMBS
-    always = [body for body in bodies if body.about.startswith(("braces", "a batch"))]
-    return always + [body for body in bodies if body not in always][first::3] + BOMBS[first::3]
+        return [WorstBody(about, *write()) for about, write in drafts] + BOMBS
+    always = [draft for draft in drafts if draft[0].startswith(("braces", "a batch"))]
+    others = [draft for draft in drafts if draft not in always]
+    bodies = [WorstBody(about, *write()) for about, write in always + others[number % 3 :: 3]]
+    return bodies + BOMBS[number % len(BOMBS) :: len(BOMBS)]
 
 
-def worst_bodies(route: Route) -> Iterator[WorstBody]:
+def worst_bodies(route: Route) -> Iterator[Draft]:
     """Yield bodies that a route has to read."""
     example = route.sends
     if example is None:
@@ -84,16 +93,28 @@ def worst_bodies(route: Route) -> Iterator[WorstBody]:
         refused = {name: ["x"] * MOST_PLACES if isinstance(part, dict) else part for name, part in example.items()}
         for about, one in (("a batch", example), ("a batch that is refused", refused)):
             batch = [one] * (MOST_REQUESTS - 1) + ["x" * BYTES]
-            yield WorstBody(f"{about}, with a long text behind it", json.dumps(batch).encode())
+            yield f"{about}, with a long text behind it", partial(_json, batch)
     values, most_bytes = route.max_values * 9 // 10, min(route.max_bytes or MOST_BYTES, MOST_BYTES) * 9 // 10
-    for number, path in enumerate(_places(example)):
-        if number == MOST_PLACES:
-            return
-        for about, value in _worst(_at(example, path), values, most_bytes):
-            yield WorstBody(f"{about} at {list(path)}", json.dumps(_changed(example, path, value)).encode())
+    for path in islice(_places(example), MOST_PLACES):
+        for about, make in _worst(_at(example, path), values, most_bytes):
+            yield f"{about} at {list(path)}", partial(_changed_json, example, path, make)
         if isinstance(_at(example, path), list):
-            raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 1_500_000 + b"{}]")
-            yield WorstBody(f"packed objects at {list(path)}", zstandard.ZstdCompressor().compress(raw), ZSTD)
+            yield f"packed objects at {list(path)}", partial(_packed, example, path)
+
+
+def _json(value: Any) -> tuple[bytes, Mapping[str, str]]:
+    return json.dumps(value).encode(), JSON_TYPE
+
+
+def _changed_json(
+    example: Any, path: tuple[str | int, ...], make: Callable[[], Any]
+) -> tuple[bytes, Mapping[str, str]]:
+    return _json(_changed(example, path, make()))
+
+
+def _packed(example: Any, path: tuple[str | int, ...]) -> tuple[bytes, Mapping[str, str]]:
+    raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 1_500_000 + b"{}]")
+    return zstandard.ZstdCompressor().compress(raw), ZSTD
 
 
 def _forms(route: Route) -> list[Any]:
@@ -102,17 +123,19 @@ def _forms(route: Route) -> list[Any]:
     return [schema, *schema.get("anyOf", ())]
 
 
-def _worst(value: Any, values: int, most_bytes: int) -> Iterator[tuple[str, Any]]:
+def _worst(value: Any, values: int, most_bytes: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what may stand in the place of a value."""
     match value:
         case str():
-            yield "braces", BRACES
+            yield "braces", lambda: BRACES
         case list():
             for about, items in (("objects", [{}]), ("the same", value[:1])):
-                yield from ((about, [item] * min(values // _size(item), most_bytes // _bytes(item))) for item in items)
+                for item in items:
+                    count = min(values // _size(item), most_bytes // _bytes(item))
+                    yield about, partial(operator.mul, [item], count)
         case dict():
             count = min(values - _size(value), most_bytes // KEY_BYTES)
-            yield "keys", value | {f"k{number}": number for number in range(count)}
+            yield "keys", lambda: value | {f"k{number}": number for number in range(count)}
 
 
 def _size(value: Any) -> int:
