@@ -6,11 +6,13 @@ KIND:REST, settings ──► the plugin's EnvironmentKind ──► pin: what e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins.environments.episodes.environment import Environment
 from streams.plugins.installed import extensions
-from streams.settings.model import Settings
+
+if TYPE_CHECKING:
+    from streams.settings.model import Settings
 
 
 class EnvironmentKind(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
 from streams.observability.trace_context import Context
@@ -41,7 +41,9 @@ from streams.scorers.verdict import (
     options,
     storable,
 )
-from streams.settings.model import Scoring
+
+if TYPE_CHECKING:
+    from streams.settings.model import Scoring
 
 T = TypeVar("T")
 

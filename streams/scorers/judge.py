@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
@@ -25,7 +26,9 @@ from schemas.events import Response, Task
 from streams.observability.trace_context import Context
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, own_object, text_of, unreadable
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
-from streams.settings.model import Scoring
+
+if TYPE_CHECKING:
+    from streams.settings.model import Scoring
 
 TEMPLATE = """\
 You grade an answer. {rubric}

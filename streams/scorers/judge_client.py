@@ -14,11 +14,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.observability.trace_context import Context, http_headers_of
 from streams.scorers.verdict import ScoreError
-from streams.settings.model import JUDGE_PARAMETERS, Scoring
+
+if TYPE_CHECKING:
+    from streams.settings.model import Scoring
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer accepted."""
@@ -184,6 +186,8 @@ class JudgeClient:
 
 def _named_parameter(text: str, body: dict[str, Any]) -> str | None:
     """Return the parameter of a request that an error names, or None."""
+    from streams.settings.model import JUDGE_PARAMETERS  # which a worker of a scorer does without
+
     names = (name for name in body if name in JUDGE_PARAMETERS)
     return next((name for name in names if re.search(rf"\b{name}\b", text)), None)
 

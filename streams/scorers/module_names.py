@@ -10,9 +10,12 @@ import os
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streams.errors import SettingsError
-from streams.settings.model import Scoring
+
+if TYPE_CHECKING:
+    from streams.settings.model import Scoring
 
 
 def check_module_names(scoring: Scoring) -> None:

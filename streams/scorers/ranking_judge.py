@@ -22,6 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
@@ -30,7 +31,9 @@ from streams.observability.trace_context import Context
 from streams.scorers.judge import LIMIT, conversation_of, reference_of
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, own_object, text_of, unreadable
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, storable
-from streams.settings.model import Scoring
+
+if TYPE_CHECKING:
+    from streams.settings.model import Scoring
 
 NAME = "ranking_judge"
 TEMPLATE = """\
