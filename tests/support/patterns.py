@@ -45,6 +45,9 @@ NOTICED_S = 0.05
 """From here on the longer text is compared with the shorter one."""
 
 
+OF_RE = rf"\bre\.(?:compile|{'|'.join(METHODS)})\("
+
+
 class SourcePattern(NamedTuple):
     """A pattern, where it is, and what it is used for."""
 
@@ -68,7 +71,7 @@ def found_patterns() -> Found:
     used = {name: frozenset(method for _, method in group) for name, group in itertools.groupby(sorted(uses), _name)}
     patterns, unknown = [], set()
     for file, source in sources.items():
-        if "re." in source:
+        if re.search(OF_RE, source):
             found = _patterns_in(file.relative_to(ROOT), ast.parse(source), used)
             patterns += found.patterns
             unknown |= found.unknown
