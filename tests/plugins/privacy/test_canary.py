@@ -105,7 +105,7 @@ def ask_server(folder: Path) -> None:
     def answers() -> bool:
         assert server.poll() is None, said(folder)
         try:
-            return httpx.get(f"{url}/healthz", timeout=60).is_success
+            return httpx.get(f"{url}/healthz", timeout=300).is_success
         except httpx.TransportError:
             return False
 
@@ -120,7 +120,7 @@ def ask_server(folder: Path) -> None:
         assert files_with(folder, CANARY) == files_with(folder, OTHER) == []
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(300)
 
 
 def test_the_word_is_in_no_file_and_after_the_erasure_in_no_answer(log: Path) -> None:
