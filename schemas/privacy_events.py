@@ -13,7 +13,7 @@ PrivacyKind = Literal["asked", "revoked", "expired", "deleted", "confirmed", "ex
 PSEUDONYM = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,62}\.)?p-[0-9a-f]{32}")
 """What a person is called in the log, after the tenant and a dot if there is one."""
 TRAINING, RETENTION_S = "training", "retention_s"
-"""Metadata of `restricted`: on or off; and seconds without a record after which the person expires, 0: never."""
+"""What `restricted` says: on or off; and seconds without a record after which the person expires, 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,9 @@ class PrivacyEvent:
     actor: str
     reason: str
     due_at: Annotated[Millis | None, "asked: when the key may be deleted; null: of another kind"] = None
+    restrictions: Annotated[dict[str, str], "restricted: training (on, off), retention_s, or both"] = field(
+        default_factory=dict
+    )
 
 
 def privacy_problems(event: PrivacyEvent) -> Iterator[str]:
@@ -43,7 +46,7 @@ def privacy_problems(event: PrivacyEvent) -> Iterator[str]:
     if event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
     if event.kind == "restricted":
-        training, retention_s = event.metadata.get(TRAINING, "on"), event.metadata.get(RETENTION_S, "0")
+        training, retention_s = event.restrictions.get(TRAINING, "on"), event.restrictions.get(RETENTION_S, "0")
         if training not in ("on", "off") or not retention_s.isdecimal():
             yield f"training is {training!r} and retention_s {retention_s!r}; expected on or off, and whole seconds"
     if (event.kind == "asked") != (event.due_at is not None):

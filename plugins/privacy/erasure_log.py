@@ -104,7 +104,7 @@ def fold(state: PersonState, event: PrivacyEvent, at: Coordinates) -> PersonStat
         case "asked" | "expired":
             return replace(state, asked=event)
         case "restricted":
-            return replace(state, restrictions={**state.restrictions, **event.metadata})
+            return replace(state, restrictions={**state.restrictions, **event.restrictions})
         case "revoked":
             return replace(state, asked=None)
         case "deleted":
@@ -170,7 +170,7 @@ class ErasureLog(Registry[PrivacyEvent, PersonState]):
                 actor=actor,
                 reason=reason,
                 due_at=due_at,
-                metadata=dict(restrictions or {}),
+                restrictions=dict(restrictions or {}),
             )
 
         state, _ = self.decide(person, event)
