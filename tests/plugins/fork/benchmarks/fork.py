@@ -1,7 +1,7 @@
 """How many tokens a run samples until it has 0.9 of held-out chains, from scratch and with forks of its failures.
 
-    demo --task lookup ──► versions ──► held-out chains right ─────────────────────────────────────────┐
-    its first FIRST versions ──► fork --where FAILED ──► the same demo, which now answers the forks ───┴─► tokens, share
+    demo --task lookup, FIRST versions ──► it continues ────────────────────────────────────┐
+                               └──► a copy ──► fork --where FAILED ──► it continues ────────┴─► tokens, share
 
     python -m tests.benchmarks fork [SEED ...]   two lines for each seed: scratch, then forks with their share
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -32,7 +33,7 @@ from tests.support.commands import invoke, rows_of
 from tests.support.processes import command
 
 WANTED, MOST_SHARE = 0.9, 0.6
-GROUPS, FIRST = 2, 2
+GROUPS, FIRST = 2, 1
 STEPS = int(os.environ.get("STEPS", "12"))
 FAILED = "turn = 2 AND purpose = 'train' AND NOT is_fork AND NOT success AND reward > 0.15"
 TOKENS = """
@@ -45,25 +46,27 @@ FROM responses AS r JOIN tasks AS t USING (task_id) WHERE t.purpose = 'train' GR
 def run(seeds: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
     """Yield the lines of each seed."""
     for seed in seeds:
-        scratch = _line(seed, "scratch", 0)
-        yield scratch
-        forked = _line(seed, "forks", FIRST)
-        share = forked["tokens"] / scratch["tokens"]
-        yield forked | {"share": share, "met": forked["version"] is not None and share <= MOST_SHARE}
-
-
-def _line(seed: int, case: str, first: int) -> dict[str, Any]:
-    """Return the line of a run that is forked after `first` versions; 0: never."""
-    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
-        folder, began, before, forks = Path(temporary), time.monotonic(), cpu_s(), 0
-        if first:
-            _demo(folder, seed, first)
-            with _log(folder) as log:
+        with tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
+            own, other = Path(temporary) / "scratch", Path(temporary) / "forks"
+            own.mkdir()
+            _demo(own, seed, FIRST)
+            shutil.copytree(own, other)
+            scratch = _line(own, seed, "scratch")
+            yield scratch
+            with _log(other) as log:
                 forks = len(rows_of(invoke(log, "fork", "--where", FAILED, "--output", "jsonl")))
-        scores = {look["version"]: look["exact"] for look in _demo(folder, seed, STEPS)["held_out"]}
-        with _log(folder) as log:
-            rows = rows_of(invoke(log, "query", TOKENS, "--output", "jsonl"))
-            audit = invoke(log, "audit").exit_code
+            forked = _line(other, seed, "forks")
+        share = forked["tokens"] / scratch["tokens"]
+        yield forked | {"forks": forks, "share": share, "met": forked["version"] is not None and share <= MOST_SHARE}
+
+
+def _line(folder: Path, seed: int, case: str) -> dict[str, Any]:
+    """Return the line of a run that is continued to STEPS versions."""
+    began, before = time.monotonic(), cpu_s()
+    scores = {look["version"]: look["exact"] for look in _demo(folder, seed, STEPS)["held_out"]}
+    with _log(folder) as log:
+        rows = rows_of(invoke(log, "query", TOKENS, "--output", "jsonl"))
+        audit = invoke(log, "audit").exit_code
     reached = next((version for version, score in sorted(scores.items()) if score >= WANTED), None)
     counted = [row for row in rows if reached is None or row["version"] < reached]
     say(f"fork: {case}, seed {seed}: {scores}")
@@ -71,7 +74,6 @@ def _line(seed: int, case: str, first: int) -> dict[str, Any]:
         "bench": "fork",
         "case": case,
         "seed": seed,
-        "forks": forks,
         "held_out": scores,
         "version": reached,
         "tokens": sum(row["sampled"] for row in counted),
