@@ -15,7 +15,7 @@ from streams.errors import NotFoundError, RefusedError
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.tools.archive import history
-from streams.tools.replay import comparison, experiments, held_out, run_replay as replay
+from streams.tools.replay import comparison, experiments, held_out, picture, run_replay as replay
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.run_replay import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
@@ -79,6 +79,21 @@ def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: Repl
     planned = retrain.plan(whole.settings, "whole", None, reader, start=0)
     made = list(retrain.run(planned, whole.settings, reader))
     assert [(one.version, one.equal) for one in made] == [(version, True) for version in (1, 2, 3, 4)]
+
+
+def test_a_version_that_a_new_reward_taught_is_two_bars_and_no_sampled_token(
+    source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # its checkpoints are below the working folder
+    words = ("--scorer", 'regex={"pattern": "11", "mode": "search"}', "--steps", "1", "--show")
+    done = invoke(source, "replay", "run", "shown", *words)
+    assert done.exit_code == 0, done.output
+    first, second, cost, plot = done.stderr.splitlines()[-4:]
+    bars = picture.replay_bars(source, experiments.find(source, "shown"))
+    assert (float(first.split()[2]), float(second.split()[1])) == (round(bars.before, 3), round(bars.after, 3))
+    assert bars.before != bars.after and (bars.sampled, bars.versions) == (0, 1)
+    assert cost.endswith("; 0 tokens sampled, 1 version trained")
+    assert "<svg" in Path(plot.removeprefix("Plot: ")).read_text()
 
 
 def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, folder: Path) -> None:
