@@ -3,6 +3,7 @@
 settings ──► recorder, log ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
 a part's Authentication ──► the door, with serve.auth=keys ──► an event of each request
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
+serve.peer_url ──► one of several: forwards until it has the place (http/several_servers.py)
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +29,7 @@ from gateway.http.connection import OpenConnections
 from gateway.http.door import Door
 from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
 from gateway.http.own_machine import OwnMachine
+from gateway.http.several_servers import Forwarder, Gate
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
@@ -44,6 +47,8 @@ from gateway.mcp.tools import own_tools
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, SOCKETS, TABLE, Health, OwnPermissions, check_authentication
 from streams.adapters import signing
 from streams.engines.build import build_tokens
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.files import program_version
 from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
@@ -77,62 +82,132 @@ log = logging.getLogger("streamward.agents")
 def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> None:
     """Answer agents until `stop` is set; answers in progress are finished and recorded. `fleet`: for every policy.
 
-    Raises SettingsError if address or engine cannot be used, RefusedError if another server answers for this log,
-    LogError if the broker refuses or is unreachable too long, StoppedWaiting.
+    Raises SettingsError if address or engine cannot be used, RefusedError if another server answers for this log and
+    serve.peer_url is not set, LogError if the broker refuses or is unreachable too long, StoppedWaiting.
     """
     signing.check_verify_key(settings.adapters)
     check_authentication(settings)
-    tls, rule = tls_files(settings), settings.serve
-    connections = OpenConnections(rule.max_connections, rule.address_connections)
+    rule = settings.serve
+    tls_files(settings)
     allow_open_files(rule.max_connections)
     with (
         metrics.serve_meter(settings, "serve", waits_for=("kafka", "engine")) as meter,
         contextlib.closing(bound("serve", rule.host, rule.port)) as listening,
-        SoleMember(settings, SERVER, stop, BrokerOutage(settings.kafka, stop, meter)) as place,
+        contextlib.ExitStack() as stack,
     ):
+        place = SoleMember(settings, SERVER, stop, BrokerOutage(settings.kafka, stop, meter), rule.peer_url)
+        if not rule.peer_url:
+            stack.enter_context(place)
         meter.begin("building the engine", within_s=START_S)
         engine, rendering = build_tokens(settings)
+        stack.callback(engine.close)
         meter.ready("engine")
-        try:
-            schema_registry.wait(settings, meter, stop)
-            with (
-                open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
-                OpenLog(settings, meter=meter) as log_view,
-                contextlib.ExitStack() as stack,
-            ):
-                base = ServerBase(
-                    settings=settings, recorder=recorder, log=log_view, rendering=rendering, toolsets=own_tools()
-                )
-                for part in PARTS:
-                    base.parts.append(stack.enter_context(part(base)))
-                server = Server(base=base, mcp=McpMount(), place=place)
-                meter.ready("kafka")
-                meter.begin("answering")
-                garbage.settle()
-                sys.setswitchinterval(SWITCH_S)
-                with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    app = build_application(server)
-                    answering = quiet_server(
-                        app, grace_s=GRACE_S, tls=tls, open_connections=connections, socket_paths=SOCKETS
-                    )
-                    runner.run(_serve(server, answering, listening, stop, meter))
-                    runner.run(server.mcp.close())
-        finally:
-            engine.close()
+        schema_registry.wait(settings, meter, stop)
+        opened = _opened_server(settings, engine, rendering, stop, meter, place, fleet=fleet)
+        if rule.peer_url:
+            serving = _serve_in_turn(settings, opened, place, listening, stop, meter)
+        else:
+            server = stack.enter_context(opened)
+            serving = _serve(server, _answering(build_application(server), settings), listening, stop, meter)
+        garbage.settle()
+        sys.setswitchinterval(SWITCH_S)
+        with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+            runner.run(serving)
+
+
+@contextlib.contextmanager
+def _opened_server(
+    settings: Settings,
+    engine: TokenEngine,
+    rendering: Rendering,
+    stop: threading.Event,
+    meter: Meter,
+    place: SoleMember,
+    *,
+    fleet: bool,
+) -> Iterator[Server]:
+    """Yield what answers with. One of several servers waits here until it has the place."""
+    with (
+        open_recorder(settings, engine, rendering, stop, meter, fleet=fleet, place=place) as recorder,
+        OpenLog(settings, meter=meter) as log_view,
+        contextlib.ExitStack() as stack,
+    ):
+        base = ServerBase(settings=settings, recorder=recorder, log=log_view, rendering=rendering, toolsets=own_tools())
+        for part in PARTS:
+            base.parts.append(stack.enter_context(part(base)))
+        meter.ready("kafka")
+        meter.begin("answering")
+        yield Server(base=base, mcp=McpMount(), place=place)
+
+
+def _answering(app: ASGIApp, settings: Settings) -> QuietServer:
+    rule = settings.serve
+    connections = OpenConnections(rule.max_connections, rule.address_connections)
+    return quiet_server(
+        app, grace_s=GRACE_S, tls=tls_files(settings), open_connections=connections, socket_paths=SOCKETS
+    )
 
 
 async def _serve(
     server: Server, answering: QuietServer, listening: socket.socket, stop: threading.Event, meter: Meter
 ) -> None:
-    settings, recorder = server.base.settings, server.base.recorder
-    host, port = listening.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    name = "every policy" if recorder.is_fleet else settings.policy.name
-    scheme = "https" if answering.config.is_ssl else "http"
-    log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
+    """Answer until `stop` is set, and everything is recorded."""
+    _say_where(server.base.settings, server.base.recorder.is_fleet, answering, listening)
     serving = asyncio.create_task(answering.serve(sockets=[listening]))
+    resuming = await _work(server, serving, stop, meter)
+    answering.should_exit = True
+    for part in server.base.parts:
+        part.stop()
+    await serving
+    await _close(server, resuming)
+
+
+async def _serve_in_turn(
+    settings: Settings,
+    opened: AbstractContextManager[Server],
+    place: SoleMember,
+    listening: socket.socket,
+    stop: threading.Event,
+    meter: Meter,
+) -> None:
+    """Answer as one of several servers: forward until the place is this one's, and once it has left it again."""
+    rule = settings.serve
+    forwarder = Forwarder(place, TABLE, int(rule.max_body_mb * 1_000_000), rule.tls_certificate)
+    gate = Gate(place, TimeLimits(forwarder, TABLE, rule), make_application(settings, [Health()]), TABLE)
+    answering = _answering(gate, settings)
+    serving = asyncio.create_task(answering.serve(sockets=[listening]))
+
+    def note() -> None:
+        meter.ready("kafka")
+        meter.heartbeat()
+
+    following, stack = asyncio.create_task(forwarder.follow(note)), contextlib.ExitStack()
+    try:
+        server = await asyncio.to_thread(stack.enter_context, opened)
+        try:
+            gate.open(build_application(server))
+            _say_where(settings, server.base.recorder.is_fleet, answering, listening)
+            resuming = await _work(server, serving, stop, meter)
+            await gate.close(GRACE_S)
+            for part in server.base.parts:
+                part.stop()
+            await _close(server, resuming)
+        finally:
+            await asyncio.to_thread(stack.close)
+    finally:
+        await forwarder.close(GRACE_S)
+        following.cancel()
+        answering.should_exit = True
+        await serving
+
+
+async def _work(
+    server: Server, serving: asyncio.Task[None], stop: threading.Event, meter: Meter
+) -> list[asyncio.Task[None]]:
+    """Do what is to be done beside answering, until `stop` is set; return what resumes earlier work."""
+    recorder, parts = server.base.recorder, server.base.parts
     recorder.runs.finish()
-    resuming = [asyncio.create_task(part.resume()) for part in server.base.parts]
+    resuming = [asyncio.create_task(part.resume()) for part in parts]
     rounds = 0
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)
@@ -140,18 +215,27 @@ async def _serve(
         if rounds % round(SWEEP_S / LOOK_S) == 0:
             if all(done.done() for done in resuming):  # before, nothing is known of what waits
                 recorder.runs.end_idle(
-                    lambda name: any(part.keeps_open(name) for part in server.base.parts),
-                    lambda name: next(filter(None, (part.end_of(name) for part in server.base.parts)), None),
+                    lambda name: any(part.keeps_open(name) for part in parts),
+                    lambda name: next(filter(None, (part.end_of(name) for part in parts)), None),
                 )
             meter.heartbeat()
-    answering.should_exit = True
-    for part in server.base.parts:
-        part.stop()
-    await serving
+    return resuming
+
+
+async def _close(server: Server, resuming: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*resuming)
     for part in server.base.parts:
         await part.close()
-    await recorder.close()
+    await server.base.recorder.close()
+    await server.mcp.close()
+
+
+def _say_where(settings: Settings, is_fleet: bool, answering: QuietServer, listening: socket.socket) -> None:
+    host, port = listening.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = "every policy" if is_fleet else settings.policy.name
+    scheme = "https" if answering.config.is_ssl else "http"
+    log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +266,9 @@ def build_application(server: Server) -> ASGIApp:
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
     if auth is not None:
-        server.mcp.server = guarded = Door(app, TABLE, auth.principals, KeyLimits(rule), auth.requests)
+        server.mcp.server = guarded = Door(
+            app, TABLE, auth.principals, KeyLimits(rule, empty_at=server.place.others_at), auth.requests
+        )
     for part in base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)

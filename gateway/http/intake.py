@@ -52,8 +52,9 @@ class Intake:
     uncounted: Collection[str] = ()
     """Content types of bodies that are not JSON; their readers have their own bounds."""
 
-    async def body(self, request: Request) -> bytes:
-        """Return the body of a request. Raises CallError if it has too much; a declared length is enough."""
+    async def raw(self, request: Request) -> bytes:
+        """Return the body of a request as it was sent. Raises CallError if it is too long; a declared length is
+        enough."""
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise self._too_long()
@@ -62,7 +63,11 @@ class Intake:
             raw += part
             if len(raw) > self.max_bytes:
                 raise self._too_long()
-        content = bytes(raw)
+        return bytes(raw)
+
+    async def body(self, request: Request) -> bytes:
+        """Return the body of a request, unpacked. Raises CallError if it has too much."""
+        content = await self.raw(request)
         if coding := _coding(request.headers):
             content = await asyncio.to_thread(self._unpack, coding, content)
         if content_type(request.headers) not in self.uncounted:

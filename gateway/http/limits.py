@@ -10,9 +10,12 @@ rows are cancelled, and the turn is recorded as not delivered.
 
 How many tokens a request has is known at its end, so a key may go beyond its limit with the requests that it has begun.
 
-Not covered: servers do not share buckets, and requests without a valid key have none: they are refused unread. A batch
-of JSON-RPC is one request. A call in a thread runs to its end even after its request was answered; a slow reader is
-limited by serve.answer_s, too.
+Of several servers one answers, and counts for all (several_servers.py). The next one does not know how full the buckets
+were: it counts them as empty when the one before was last seen, so no key gets more than its limit.
+
+Not covered: tokens that a key owed to a server before. Requests without a valid key have no bucket: they are refused
+unread. A batch of JSON-RPC is one request. A call in a thread runs to its end even after its request was answered; a
+slow reader is limited by serve.answer_s, too.
 """
 
 from __future__ import annotations
@@ -45,8 +48,10 @@ class Refused429(NamedTuple):
 class KeyLimits:
     """The limits of each key. Runs in one event loop; it has an entry for each valid key that called."""
 
-    def __init__(self, rule: Serve, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rule: Serve, clock: Callable[[], float] = time.monotonic, empty_at: float | None = None) -> None:
+        """`empty_at`: when another server last counted, by `clock`; None: there was none."""
         self._rule, self._clock = rule, clock
+        self._new = None if empty_at is None else TokenBucket(0.0, empty_at)
         self._buckets: dict[str, TokenBucket] = {}
         self._at_once: Counter[str] = Counter()
         self._tokens: dict[str, TokenBucket] = {}
@@ -61,7 +66,7 @@ class KeyLimits:
             why = f"{who} has used its {rule.key_tokens_per_min} tokens a minute (serve.key_tokens_per_min)"
             return Refused429(why, wait_s)
         if rule.key_per_s:
-            bucket = self._buckets.get(who)
+            bucket = self._buckets.get(who, self._new)
             self._buckets[who], wait_s = take(bucket, self._clock(), rate=rule.key_per_s, burst=rule.key_burst)
             if wait_s:
                 why = f"{who} asks more often than {rule.key_per_s:g} times a second (serve.key_per_s)"
@@ -77,14 +82,14 @@ class KeyLimits:
 
     def _owes_s(self, who: str) -> float:
         """Return in how many seconds a key owes no token any more; 0: it owes none."""
-        if who not in self._tokens:
+        if not self._rule.key_tokens_per_min or (who not in self._tokens and self._new is None):
             return 0.0
         self._tokens[who] = self._spend(who, 0)
         return max(0.0, -self._tokens[who].tokens) * 60 / self._rule.key_tokens_per_min
 
     def _spend(self, who: str, tokens: int) -> TokenBucket:
         most = self._rule.key_tokens_per_min
-        return spend(self._tokens.get(who), self._clock(), tokens, rate=most / 60, burst=most)
+        return spend(self._tokens.get(who, self._new), self._clock(), tokens, rate=most / 60, burst=most)
 
 
 class TimeLimits:

@@ -45,7 +45,8 @@ def simulate(settings: Settings, rule: Cache) -> Simulation:
     serve = settings.serve.model_copy(update={"longest_s": times.now_ms() / 1000})
     conversations = ServedConversations(sys.maxsize, lambda _: True)
     outage = BrokerOutage(settings.kafka, threading.Event(), OFF)
-    LoggedConversations(settings.model_copy(update={"serve": serve}), outage).restore(conversations, times.now_ms())
+    logged = LoggedConversations(settings.model_copy(update={"serve": serve}), outage, conversations)
+    logged.restore(times.now_ms())
     simulation, index, replies = Simulation(), SimilarQuestions(rule), dict[bytes, SimilarAnswer]()
     for answer in sorted(conversations.logged_answers(), key=lambda answer: answer.turn.created_at):
         question = LoggedQuestion.of(answer)

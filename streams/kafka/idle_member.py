@@ -5,6 +5,7 @@
                    it has none ──► join, look again, commit a claim ──► the place is held
     membership lost, or this process frozen ──► no other member, and our claim still there ──► the place is held again
                                             └──► claim of another ──► this process ends with code 75
+    several of a kind ──► one holds the place, a member with its URL ──► the others wait, and know where it is
 
 The broker accepts commits only from members of the current generation, so of two that join at once at most one claims
 the place. A member that was killed is kept for kafka.session_timeout_s.
@@ -21,6 +22,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Self
 
 import confluent_kafka as ck
@@ -36,6 +38,8 @@ from streams.processes.watchdog import end_process
 from streams.settings.model import Settings
 
 POLL_EVERY_S = 0.5
+SURE = 0.6
+"""Part of a session for which the place is held after a look at it: the last heartbeat may be a quarter older."""
 MARGIN_S = 2.0
 """How long a killed member may still be listed after its session ends."""
 
@@ -94,28 +98,55 @@ class IdleMember:
 class SoleMember(IdleMember):
     """The only process of its kind on a log. Use as a context manager; the end of the block leaves the place."""
 
-    def __init__(self, settings: Settings, kind: str, stop: threading.Event, outage: BrokerOutage) -> None:
-        """`kind`: its command, which is the name of the group, too."""
+    def __init__(
+        self, settings: Settings, kind: str, stop: threading.Event, outage: BrokerOutage, url: str = ""
+    ) -> None:
+        """`kind`: its command, which is the name of the group, too. `url`: where others of its kind reach this one."""
         super().__init__(settings, kind, (topics(settings.topics)["adapters"].name, 0), outage)
         self._kind, self._stop = kind, stop
-        self._description = f"{socket.gethostname()}, process {os.getpid()}, since {moment(times.now_ms())}"
+        words = f"{socket.gethostname()}, process {os.getpid()}, since {moment(times.now_ms())}"
+        self._description = f"{words}, {url}" if url else words
         self._claim, self._member_id = str(uuid.uuid4()), ""
+        self._between: Callable[[], None] | None = None
+        self.others_at: float | None = None
+        """When another member was last seen before the place was taken, by time.monotonic; None: there was none."""
         self._session_s = settings.kafka.session_timeout_s
         self._held_at = time.monotonic()
 
     @property
     def is_held(self) -> bool:
-        """Whether this process was awake within the last session: otherwise another process may have its place.
+        """Whether this process was awake so lately that no other can have its place.
 
         What it asks counts from when it began to ask: it may be frozen before it has the answer.
         """
-        return time.monotonic() - self._held_at <= self._session_s
+        return time.monotonic() - self._held_at <= SURE * self._session_s
+
+    def waiting(self, between: Callable[[], None]) -> Self:
+        """Wait for the place as long as another has it, and call `between` now and then meanwhile."""
+        self._between = between
+        return self
+
+    def member_urls(self) -> list[str]:
+        """Return the URLs of the members: the one that holds the place, and those that try to take it.
+
+        Raises LogError if the broker does not answer.
+        """
+        try:
+            names = [name for name, _ in self._members().values()]
+        except ck.KafkaException as exc:
+            raise LogError(f"group {self._group}: its members cannot be read: {exc.args[0].str()}; try again") from exc
+        return [url for url in (name.rpartition(" ")[2] for name in names) if "://" in url]
 
     def __enter__(self) -> Self:
         """Take the place. Raises RefusedError if another process has it, StoppedWaiting, LogError."""
         patience_s = self._session_s + MARGIN_S
         until, is_told, asked_at = time.monotonic() + patience_s, False, time.monotonic()
         while (others := self._outage.ask(self._others, "which members a group has")) or not self._take():
+            if others:
+                self.others_at = time.monotonic()
+            if self._between is not None:
+                self._between()
+                until = time.monotonic() + patience_s
             if time.monotonic() > asked_at + ANSWER_S:  # the broker was unreachable, and restarts each session
                 until = time.monotonic() + patience_s
             problem = f"another `{self._kind}` works on this log: {'; '.join(others)} (group {self._group})"
@@ -124,8 +155,11 @@ class SoleMember(IdleMember):
                     f"{problem}. It was not killed: it would be gone after {self._session_s:g} s "
                     "(kafka.session_timeout_s). Stop it first, or give this one a log of its own (topics.prefix)"
                 )
-            if others and not is_told:
+            if others and not is_told and self._between is not None:
+                log.info("%s. This one is the next", problem)
+            elif others and not is_told:
                 log.warning("%s. Waiting %g s for it to end; one that was killed is gone by then", problem, patience_s)
+            if others:
                 is_told = True
             if self._stop.wait(random.uniform(0.5, 1) * POLL_EVERY_S):  # noqa: S311 - of two that meet, one is first
                 raise StoppedWaiting(f"stopping, as {problem}")
@@ -157,8 +191,8 @@ class SoleMember(IdleMember):
                 self._member_id = ""
         return is_taken
 
-    def _members(self) -> dict[str, str]:
-        """Return the members of the group in words, by their ids. Raises KafkaException."""
+    def _members(self) -> dict[str, tuple[str, str]]:
+        """Return description and host of the group's members, by their ids. Raises KafkaException."""
         client, timeout_s = admin_client(self._settings.kafka), self._settings.kafka.request_timeout_s
         # librdkafka (2.16) may abort where it describes a group while the broker is unreachable: this fails first
         client.list_topics(self._tp[0], timeout=ANSWER_S)
@@ -169,10 +203,11 @@ class SoleMember(IdleMember):
             if exc.args[0].code() == ck.KafkaError.GROUP_ID_NOT_FOUND:
                 return {}
             raise
-        return {member.member_id: f"{member.client_id}, at {member.host.lstrip('/')}" for member in members}
+        return {member.member_id: (member.client_id, member.host.lstrip("/")) for member in members}
 
     def _others(self) -> list[str]:
-        return [words for member_id, words in self._members().items() if member_id != self._member_id]
+        members = self._members().items()
+        return [f"{name}, at {host}" for member_id, (name, host) in members if member_id != self._member_id]
 
     def _stay(self) -> None:
         while not self._stopping.wait(POLL_EVERY_S):
@@ -195,8 +230,9 @@ class SoleMember(IdleMember):
             except (ck.KafkaException, UnicodeDecodeError):  # no answer yet; the second is librdkafka's, of metadata
                 continue
             if not (commit.metadata or "").startswith(self._claim):
+                names = "; ".join(name for name, _ in members.values())
                 end_process(
-                    f"another `{self._kind}` has taken this one's place on this log ({'; '.join(members.values())}), "
+                    f"another `{self._kind}` has taken this one's place on this log ({names}), "
                     f"after it was silent for {self._session_s:g} s (kafka.session_timeout_s)"
                 )
             if [*members] == [member_id]:

@@ -893,6 +893,12 @@ class Serve(Section):
         description="PEM file of the certificate chain; the server then speaks https",
     )
     tls_key: Path | None = Field(None, description="PEM file of its private key")
+    peer_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/]+)?$",
+        description="URL by which other servers of this log reach this one, e.g. http://10.0.0.7:8790; set, several "
+        "may run: one answers, the others forward to it, and replace it; empty: a second server is refused",
+    )
     model_names: str = Field(
         "",
         description="other names for models, which clients insist on: NAME=POLICY or NAME=POLICY@7, comma separated; * "

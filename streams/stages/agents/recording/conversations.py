@@ -200,6 +200,12 @@ class Conversations:
         if conversation.sampling_id is None or event.created_at < oldest_ms:
             self.forget(conversation)
 
+    def forget_ended(self, oldest_ms: int) -> None:
+        """Forget trajectories that began before `oldest_ms` and have ended, with their response if they have one."""
+        for run in list(self.by_id.values()):
+            if run.begun_at < oldest_ms and run.ended and (run.sampling_id is None or run.responded):
+                self.forget(run)
+
     def take_response(self, response_id: str) -> None:
         """Take in that a response is in the log: the turns of its run are not needed any more."""
         if (conversation := self.by_id.get(response_id)) is not None:

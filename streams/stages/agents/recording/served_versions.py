@@ -237,7 +237,15 @@ class ServedVersions:
         """Take in decisions until `stop` is set. Raises LogError."""
         while not stop.is_set():
             self._adapters.poll(POLL_S)
-            for policy in tuple(self._resident):
-                self.of(policy).load_what_answers()
-                if policy not in self._resident:  # it left meanwhile
-                    self.of(policy).unload()
+            self._load_what_answers()
+
+    def catch_up(self) -> None:
+        """Take in every decision that the log has by now. Raises LogError."""
+        self._adapters.catch_up()
+        self._load_what_answers()
+
+    def _load_what_answers(self) -> None:
+        for policy in tuple(self._resident):
+            self.of(policy).load_what_answers()
+            if policy not in self._resident:  # it left meanwhile
+                self.of(policy).unload()

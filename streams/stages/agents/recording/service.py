@@ -2,6 +2,8 @@
 
 trajectories, and responses and turns of the last serve.longest_s ──► ServedConversations ─┐
 adapters ──► ServedVersions, in a thread ──────────────────────────────────────────────────┴──► Recorder ──► TurnWriter
+
+One of several servers (serve.peer_url) reads on while another has the place, and the rest once it has the place itself.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
@@ -21,6 +25,7 @@ from streams.errors import StreamwardError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.followed import FollowedOnDemand
+from streams.kafka.idle_member import SoleMember
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
@@ -37,6 +42,9 @@ from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.registered_agents import agent_registry
 
+READ_ON_S = 5.0
+"""How often a server that waits for the place reads what came."""
+
 log = logging.getLogger("streamward.agents")
 
 
@@ -49,19 +57,27 @@ def open_recorder(
     meter: Meter,
     *,
     fleet: bool = False,
+    place: SoleMember | None = None,
 ) -> Iterator[Recorder]:
     """Yield a recorder of policy.name, or with `fleet` of every policy of fleet.policies.
+
+    `place`: without it nothing is written; one of several servers takes it here.
 
     If it cannot continue it sets `stop`, and the error is raised at the end of the block. Raises LogError if the broker
     does not answer, NotFoundError for a missing topic.
     """
     outage = BrokerOutage(settings.kafka, stop, meter)
-    with ServedVersions(settings, engine, outage, fleet=fleet) as versions:
+    with ServedVersions(settings, engine, outage, fleet=fleet) as versions, contextlib.ExitStack() as taken:
         conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
-        LoggedConversations(settings, outage).restore(conversations, times.now_ms())
+        logged = LoggedConversations(settings, outage, conversations)
+        logged.restore(times.now_ms())
+        if place is not None and settings.serve.peer_url:
+            taken.enter_context(place.waiting(partial(_read_on, logged, versions)))
+            versions.catch_up()
+            logged.read_on(times.now_ms())
         ServerMetrics(meter, engine, conversations)
         with (
-            _writing(settings, stop, meter, versions) as writer,
+            _writing(settings, stop, meter, versions, place) as writer,
             FollowedOnDemand(agent_registry(), settings) as agents,
             contextlib.ExitStack() as stack,
         ):
@@ -79,8 +95,17 @@ def open_recorder(
             yield Recorder(settings, versions, conversations, io, agents)
 
 
+def _read_on(logged: LoggedConversations, versions: ServedVersions) -> None:
+    """Read what came in the last READ_ON_S, while another server has the place."""
+    if time.monotonic() >= logged.read_at + READ_ON_S:
+        versions.catch_up()
+        logged.read_on(times.now_ms())
+
+
 @contextlib.contextmanager
-def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions) -> Iterator[TurnWriter]:
+def _writing(
+    settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions, place: SoleMember | None
+) -> Iterator[TurnWriter]:
     """Yield a writer, and follow the versions while the block runs. Raises the error of either."""
     errors: list[StreamwardError] = []
 
@@ -96,7 +121,7 @@ def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: 
         except StreamwardError as exc:
             fail(exc)
 
-    with TurnWriter(settings, stop, meter, fail) as writer:
+    with TurnWriter(settings, stop, meter, fail, lambda: place is None or place.is_held) as writer:
         follower = threading.Thread(target=follow, name="follows-adapters")
         follower.start()
         try:
@@ -111,32 +136,63 @@ def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: 
 class LoggedConversations:
     """The trajectories in the log, up to the present ends of its topics."""
 
-    def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
-        """Raises as `open_recorder`."""
+    def __init__(self, settings: Settings, outage: BrokerOutage, conversations: ServedConversations) -> None:
         self._settings, self._outage, self._topics = settings, outage, topics(settings.topics)
-        labels = ("trajectories", "responses", "turns")
-        self._bounds = outage.ask(lambda: offsets(settings, labels), "to where topics end")
+        self._conversations = conversations
+        self._bounds: dict[TopicPartition, tuple[int, int]] = {}
+        self.read_at = time.monotonic()
+        """When the log was last read to its present end."""
 
-    def restore(self, conversations: ServedConversations, now_ms: int) -> None:
+    def restore(self, now_ms: int) -> None:
         """Take in each policy's trajectories that may be continued or have no end yet. Of those that ended, only the
         names are remembered if they began more than serve.longest_s ago. Raises as `open_recorder`.
         """
+        self._bounds = self._ends()
         oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
-        for event in self._events("trajectories", {tp: first for tp, (first, _) in self._bounds.items()}):
+        self._take_trajectories({tp: first for tp, (first, _) in self._bounds.items()}, oldest_ms)
+        self._take_responses()
+        remembered = (conversation for of_policy in self._conversations for conversation in of_policy.by_id.values())
+        begun_at = min([oldest_ms, *(conversation.begun_at for conversation in remembered)])
+        turns = self._take_turns(self._since("turns", begun_at))
+        if turns:
+            log.info("%d turns of %d trajectories are remembered", turns, self._conversations.count)
+
+    def read_on(self, now_ms: int) -> None:
+        """Take in what came since. Raises as `open_recorder`."""
+        self.read_at = time.monotonic()
+        starts = {tp: end for tp, (_, end) in self._bounds.items()}
+        self._bounds = self._ends()
+        oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
+        self._take_trajectories(starts, oldest_ms)
+        self._take_responses()
+        self._take_turns(self._events("turns", starts))
+        for of_policy in self._conversations:
+            of_policy.forget_ended(oldest_ms)
+
+    def _ends(self) -> dict[TopicPartition, tuple[int, int]]:
+        labels = ("trajectories", "responses", "turns")
+        return self._outage.ask(lambda: offsets(self._settings, labels), "to where topics end")
+
+    def _take_trajectories(self, starts: Mapping[TopicPartition, int], oldest_ms: int) -> None:
+        for event in self._events("trajectories", starts):
             if isinstance(event, TrajectoryEvent):
-                conversations.restore(event, oldest_ms)
-        remembered = [conversation for of_policy in conversations for conversation in of_policy.by_id.values()]
-        if ends_ms := [conversation.end.created_at for conversation in remembered if conversation.end is not None]:
+                self._conversations.restore(event, oldest_ms)
+
+    def _take_responses(self) -> None:
+        """Take in the responses of runs that have ended: one may be in the log before the end that it is made from."""
+        runs = (run for of_policy in self._conversations for run in of_policy.by_id.values())
+        if ends_ms := [run.end.created_at for run in runs if run.end is not None and not run.responded]:
             for event in self._since("responses", min(ends_ms)):
-                if isinstance(event, Response) and (of_policy := conversations.of(event.policy)) is not None:
+                if isinstance(event, Response) and (of_policy := self._conversations.of(event.policy)) is not None:
                     of_policy.take_response(event.response_id)
+
+    def _take_turns(self, events: Iterable[Event]) -> int:
         turns = 0
-        for event in self._since("turns", min([oldest_ms, *(conversation.begun_at for conversation in remembered)])):
-            if isinstance(event, Turn) and (of_policy := conversations.of(event.policy)) is not None:
+        for event in events:
+            if isinstance(event, Turn) and (of_policy := self._conversations.of(event.policy)) is not None:
                 of_policy.take(event)
                 turns += 1
-        if turns:
-            log.info("%d turns of %d trajectories are remembered", turns, conversations.count)
+        return turns
 
     def _since(self, label: str, time_ms: int) -> Iterator[Event]:
         starts = self._outage.ask(lambda: offsets_at(self._settings, (label,), max(0, time_ms)), "to where a time is")
@@ -148,6 +204,8 @@ class LoggedConversations:
         topic = self._topics[label]
         firsts = {tp: start for tp, start in starts.items() if tp[0] == topic.name}
         ends = {tp: self._bounds[tp][1] for tp in firsts}
+        if all(firsts[tp] >= end for tp, end in ends.items()):
+            return
         for record in read(self._settings, firsts, ends, outage=self._outage):
             event = record.decode_placed(topic.event, topic.partitions)
             if isinstance(event, Poison):

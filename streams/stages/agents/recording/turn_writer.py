@@ -4,7 +4,8 @@
 
 Waiting events are sent together, so a hundred calls at once cost one round trip, and so do a trajectory's beginning and
 its first turn: a server that finds a turn without a beginning writes it (`TaskRuns.finish`). While the broker is
-unreachable everything waits; after kafka.outage_s the thread ends and calls `failed`.
+unreachable everything waits; after kafka.outage_s the thread ends and calls `failed`. A server that was frozen writes
+nothing before it knows that no other took its place (`may_write`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 
 STAGE = "agents"
+LOOK_S = 0.1
+"""How often a writer that may not write looks whether it may again; the process ends if it may not."""
 log = logging.getLogger("streamward.agents")
 
 
@@ -34,10 +37,17 @@ class TurnWriter:
     """A producer and its thread. Use as a context manager."""
 
     def __init__(
-        self, settings: Settings, stop: threading.Event, meter: Meter, failed: Callable[[StreamwardError], None]
+        self,
+        settings: Settings,
+        stop: threading.Event,
+        meter: Meter,
+        failed: Callable[[StreamwardError], None],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`failed` is called from the thread when it ends because the log accepts nothing more."""
+        """`failed` is called from the thread when it ends because the log accepts nothing more; `may_write`: whether
+        no other server can have this one's place."""
         self._settings, self._stop, self._meter, self._failed = settings, stop, meter, failed
+        self._may_write = may_write
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self.most_bytes = self._topics[Turn].max_bytes
         """A larger turn is refused."""
@@ -87,6 +97,8 @@ class TurnWriter:
                         entry = self._queue.get()
                         ends = entry is None
                         waiting += [] if entry is None else [entry]
+                    while not self._may_write():
+                        time.sleep(LOOK_S)
                     for name, key, payload, written in waiting:
                         producer.send_bytes(name, key, payload, on_ack=partial(_mark_written, written))
                     producer.flush()

@@ -1,0 +1,218 @@
+"""Several servers of one log: one has the place and answers, the others forward to it until one of them has it.
+
+    request ──► this server has the place ──► the application
+            └─► another has it ──► body ──► its URL, in the group ──► its answer, as it comes
+                                    ▲          └──► it reads no request now: wait for the next one ──┐
+                                    └────────────────────────────────────────────────────────────────┘
+
+One hop: a server without the place refuses a forwarded request unread (MOVED), and the sender looks again. So a request
+waits while the place moves, and is sent once to a server that reads it. If that server ends before its answer begins,
+the client gets status 503: the turn may be recorded, and a retry then gets the recorded answer. What is still at a
+server that is no member any more is cut off: it was killed or frozen, since one that leaves has ended its calls.
+
+Not covered: WebSockets, which only the server with the place takes. An address (serve.address_connections, logins) is
+that of the forwarding server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.errors import refusal, response
+from gateway.http.intake import Intake
+from gateway.http.route import RouteTable
+from streams.errors import CallError, LogError
+
+FORWARDED, MOVED = b"x-streamward-forwarded", b"x-streamward-moved"
+"""Headers: of a forwarded request, and of its refusal by a server that does not have the place."""
+LOOK_S = 0.25
+"""How often the members are read, and a request without a server looks for one."""
+WAIT_S = 120.0
+"""How long a request waits for a server that has the place."""
+CONNECT_S = 2.0
+HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
+"""Headers of one connection, RFC 9110, section 7.6.1."""
+
+
+class Place(Protocol):
+    """The right to answer for a log."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this server certainly has it."""
+
+    def member_urls(self) -> list[str]:
+        """Return the URLs of the server that has it, and of those that try to take it. Raises LogError."""
+
+
+class Gate:
+    """The application of one of several servers: its own while it has the place, another server otherwise."""
+
+    def __init__(self, place: Place, elsewhere: ASGIApp, health: ASGIApp, table: RouteTable) -> None:
+        """`elsewhere` answers what this server does not."""
+        self._place, self._elsewhere, self._health, self._table = place, elsewhere, health, table
+        self._app: ASGIApp | None = None
+        self._answering = 0
+
+    def open(self, app: ASGIApp) -> None:
+        """Answer with this application from now on."""
+        self._app = app
+
+    async def close(self, within_s: float) -> None:
+        """Let no further request in, and return once those in progress have ended, at most after `within_s`."""
+        self._app = None
+        deadline = time.monotonic() + within_s
+        while self._answering and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_S / 5)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        app = self._app if self._place.is_held else None
+        if scope["type"] == "http" and scope["path"] == "/healthz":
+            await self._health(scope, receive, send)
+        elif app is not None:
+            self._answering += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._answering -= 1
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1013, "reason": "another server of this log answers"})
+        elif any(name == FORWARDED for name, _ in scope["headers"]):
+            moved = refusal(
+                503, "this server does not answer for its log now; try again", self._table.dialect(scope["path"])
+            )
+            moved.headers[MOVED.decode()] = "1"
+            await moved(scope, receive, send)
+        else:
+            await self._elsewhere(scope, receive, send)
+
+
+class Forwarder:
+    """An application that another server answers: the one that has the place."""
+
+    def __init__(self, place: Place, table: RouteTable, max_body_bytes: int, authority: Path | None) -> None:
+        """`authority`: certificates by which servers know each other, in addition to the system's."""
+        self._place, self._table = place, table
+        self._intake = Intake(max_bytes=max_body_bytes, bound="serve.max_body_mb")
+        context = ssl.create_default_context()
+        if authority is not None:
+            context.load_verify_locations(authority)
+        self._client = httpx.AsyncClient(
+            verify=context,
+            trust_env=False,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+        self._holder: str | None = None
+        self._at_holder: dict[asyncio.Task[bool], str] = {}
+        """Requests, and where they are."""
+
+    async def follow(self, note: Callable[[], None]) -> None:
+        """Look where the place is until this is cancelled; `note` is called each time that the broker answered."""
+        while True:
+            with contextlib.suppress(LogError):
+                urls = await asyncio.to_thread(self._place.member_urls)
+                if self._holder not in urls:
+                    self._holder = next(iter(urls), None)
+                note()
+            for task, url in tuple(self._at_holder.items()):
+                if url != self._holder:
+                    task.cancel()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self, within_s: float) -> None:
+        """Return once nothing is forwarded any more, at most after `within_s`."""
+        if self._at_holder:
+            await asyncio.wait(tuple(self._at_holder), timeout=within_s)
+        await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have one request answered."""
+        dialect = self._table.dialect(scope["path"])
+        try:
+            body = await self._intake.raw(Request(scope, receive))
+        except CallError as exc:
+            await response(exc, dialect)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        begun = False
+
+        async def sends(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        problem = f"no server answered for this log within {WAIT_S:g} s; try again"
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                if self._holder is not None and await self._ask(self._holder, scope, body, receive, sends):
+                    return
+            except (httpx.TransportError, httpx.InvalidURL):
+                problem = "the server that answers for this log ended while it had this request; try again"
+                break
+            await asyncio.sleep(LOOK_S)
+        if not begun:  # otherwise the client sees that the end is missing
+            await refusal(503, problem, dialect)(scope, receive, send)
+
+    async def _ask(self, url: str, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
+        """Have a server answer; return whether it did, or the client has left. Raises httpx.TransportError."""
+        answer = asyncio.create_task(self._relay(url, scope, body, send))
+        self._at_holder[answer] = url
+        left = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done() and answer.cancelled():
+                raise httpx.ReadError("another server has the place")
+            return answer.result() if answer.done() else True
+        finally:
+            del self._at_holder[answer]
+            answer.cancel()
+            left.cancel()
+            await asyncio.gather(answer, left, return_exceptions=True)
+
+    async def _relay(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
+        """Pass on the answer of a server; return whether it read the request."""
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        target = httpx.URL(url).copy_with(raw_path=scope["raw_path"] + query)
+        headers = [*_end_to_end(scope["headers"]), (FORWARDED, b"1")]
+        request = httpx.Request(scope["method"], target, headers=headers, content=body)
+        try:
+            answer = await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return False
+        try:
+            if MOVED.decode() in answer.headers:
+                return False
+            head = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() != b"date"]  # its own
+            await send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": list(_end_to_end(head))}
+            )
+            async for part in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+        return True
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
+    return ((name, value) for name, value in headers if name not in HOP_BY_HOP)
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
