@@ -99,11 +99,11 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
         if not rule.peer_url:
             stack.enter_context(place)
         meter.begin("building the engine", within_s=START_S)
-        engine, rendering = build_tokens(settings)
-        stack.callback(engine.close)
+        built = build_tokens(settings)
+        stack.callback(built[0].close)
         meter.ready("engine")
         schema_registry.wait(settings, meter, stop)
-        opened = _opened_server(settings, engine, rendering, stop, meter, place, fleet=fleet)
+        opened = _opened_server(settings, built, stop, meter, place, fleet=fleet)
         if rule.peer_url:
             serving = _serve_in_turn(settings, opened, place, listening, stop, meter)
         else:
@@ -118,8 +118,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
 @contextlib.contextmanager
 def _opened_server(
     settings: Settings,
-    engine: TokenEngine,
-    rendering: Rendering,
+    built: tuple[TokenEngine, Rendering],
     stop: threading.Event,
     meter: Meter,
     place: SoleMember,
@@ -128,11 +127,11 @@ def _opened_server(
 ) -> Iterator[Server]:
     """Yield what answers with. One of several servers waits here until it has the place."""
     with (
-        open_recorder(settings, engine, rendering, stop, meter, fleet=fleet, place=place) as recorder,
+        open_recorder(settings, built, stop, meter, fleet=fleet, place=place) as recorder,
         OpenLog(settings, meter=meter) as log_view,
         contextlib.ExitStack() as stack,
     ):
-        base = ServerBase(settings=settings, recorder=recorder, log=log_view, rendering=rendering, toolsets=own_tools())
+        base = ServerBase(settings=settings, recorder=recorder, log=log_view, rendering=built[1], toolsets=own_tools())
         for part in PARTS:
             base.parts.append(stack.enter_context(part(base)))
         meter.ready("kafka")
@@ -204,7 +203,7 @@ async def _serve_in_turn(
 async def _work(
     server: Server, serving: asyncio.Task[None], stop: threading.Event, meter: Meter
 ) -> list[asyncio.Task[None]]:
-    """Do what is to be done beside answering, until `stop` is set; return what resumes earlier work."""
+    """Finish, resume and end trajectories until `stop` is set; return the tasks that resume earlier work."""
     recorder, parts = server.base.recorder, server.base.parts
     recorder.runs.finish()
     resuming = [asyncio.create_task(part.resume()) for part in parts]

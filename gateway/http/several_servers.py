@@ -7,7 +7,7 @@
 
 One hop: a server without the place refuses a forwarded request unread (MOVED), and the sender looks again. So a request
 waits while the place moves, and is sent once to a server that reads it. If that server ends before its answer begins,
-the client gets status 503: the turn may be recorded, and a retry then gets the recorded answer. What is still at a
+the client gets status 503: the turn may be recorded, and a retry then gets the recorded answer. A request at a
 server that is no member any more is cut off: it was killed or frozen, since one that leaves has ended its calls.
 
 Not covered: WebSockets, which only the server with the place takes. An address (serve.address_connections, logins) is
@@ -44,7 +44,7 @@ HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"trans
 """Headers of one connection, RFC 9110, section 7.6.1."""
 
 
-class Place(Protocol):
+class LogPlace(Protocol):
     """The right to answer for a log."""
 
     @property
@@ -58,7 +58,7 @@ class Place(Protocol):
 class Gate:
     """The application of one of several servers: its own while it has the place, another server otherwise."""
 
-    def __init__(self, place: Place, elsewhere: ASGIApp, health: ASGIApp, table: RouteTable) -> None:
+    def __init__(self, place: LogPlace, elsewhere: ASGIApp, health: ASGIApp, table: RouteTable) -> None:
         """`elsewhere` answers what this server does not."""
         self._place, self._elsewhere, self._health, self._table = place, elsewhere, health, table
         self._app: ASGIApp | None = None
@@ -101,7 +101,7 @@ class Gate:
 class Forwarder:
     """An application that another server answers: the one that has the place."""
 
-    def __init__(self, place: Place, table: RouteTable, max_body_bytes: int, authority: Path | None) -> None:
+    def __init__(self, place: LogPlace, table: RouteTable, max_body_bytes: int, authority: Path | None) -> None:
         """`authority`: certificates by which servers know each other, in addition to the system's."""
         self._place, self._table = place, table
         self._intake = Intake(max_bytes=max_body_bytes, bound="serve.max_body_mb")
@@ -176,7 +176,7 @@ class Forwarder:
             await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and answer.cancelled():
                 raise httpx.ReadError("another server has the place")
-            return answer.result() if answer.done() else True
+            return await answer if answer.done() else True
         finally:
             del self._at_holder[answer]
             answer.cancel()

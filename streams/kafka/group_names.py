@@ -13,7 +13,7 @@ plugin begin as it declares (`Plugin.groups`).
 | `policy --fleet` | `policy-@FLEET`, with fleet.policies and the base model | those of policies outside the fleet |
 | `agents run` | `agents-AGENT@POLICY`, `agents-AGENT@@FLEET` | tasks of other agents and policies |
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
-| `serve`, the only one of a log | `serve` | nothing |
+| `serve`, of which one answers for a log | `serve` | nothing |
 """
 
 from __future__ import annotations

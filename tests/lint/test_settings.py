@@ -69,6 +69,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "trainer": {"loss": "cispo", "epsilon_high": 5.0, "importance": "mask", "importance_cap": 3.5},
     "fleet": {"weights": "chat=2,test-*=0.5"},
     "serve": {
+        "peer_url": "http://10.0.0.7:8790",
         "auth": "keys",
         "host": "localhost",
         "model_names": "gpt-4o-mini,claude-*=chat@7",

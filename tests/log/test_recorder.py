@@ -71,7 +71,7 @@ async def answer(recorder: Recorder, call: ModelCall) -> Done:
 def recording(settings: Settings, rendering: ScriptedRendering | None = None) -> Iterator[Recorder]:
     engine = ScriptedTokenEngine(settings.policy.script)
     try:
-        with open_recorder(settings, engine, rendering or ScriptedRendering(), threading.Event(), OFF) as recorder:
+        with open_recorder(settings, (engine, rendering or ScriptedRendering()), threading.Event(), OFF) as recorder:
             yield recorder
     finally:
         engine.close()

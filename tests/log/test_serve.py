@@ -494,7 +494,7 @@ def test_what_smollm2_drew_is_what_is_recorded_and_each_prompt_begins_with_it(ma
             messages.append(done.message)
 
     try:
-        with open_recorder(made, engine, rendering, stop, OFF) as recorder:
+        with open_recorder(made, (engine, rendering), stop, OFF) as recorder:
             asyncio.run(converse(recorder))
     finally:
         engine.close()

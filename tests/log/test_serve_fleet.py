@@ -78,7 +78,7 @@ async def begun(recorder: Recorder, call: ModelCall) -> Begun:
 def fleet(settings: Settings, meter: Meter = OFF) -> Iterator[Recorder]:
     engine = ScriptedTokenEngine(settings.policy.script)
     try:
-        with open_recorder(settings, engine, ScriptedRendering(), threading.Event(), meter, fleet=True) as recorder:
+        with open_recorder(settings, (engine, ScriptedRendering()), threading.Event(), meter, fleet=True) as recorder:
             yield recorder
     finally:
         engine.close()

@@ -48,6 +48,20 @@ def test_no_span_of_time_lets_more_through_than_burst_and_rate(gaps: list[float]
             assert last - first + 1 <= burst + rate * (until - since) + len(gaps) * ROUNDING
 
 
+@given(st.lists(SECONDS, max_size=60), st.integers(0, 59), st.floats(0.1, 50), st.integers(1, 20))
+def test_servers_that_replace_each_other_let_no_more_through_than_one(
+    gaps: list[float], moves: int, rate: float, burst: int
+) -> None:
+    rule, clock, let_in = Serve(auth="keys", key_per_s=rate, key_burst=burst, key_at_once=0), [0.0], 0
+    limits = KeyLimits(rule, lambda: clock[-1])
+    for number, gap in enumerate(gaps):
+        if number == moves:
+            limits = KeyLimits(rule, lambda: clock[-1], empty_at=clock[-1])
+        clock.append(clock[-1] + gap / 50)
+        let_in += limits.begin("key") is None
+        assert let_in <= burst + rate * clock[-1] + len(gaps) * ROUNDING
+
+
 @given(st.floats(0, 20), SECONDS, st.floats(0.01, 1000), st.integers(1, 20))
 def test_who_waits_as_long_as_was_said_gets_its_answer_and_no_sooner(
     tokens: float, now: float, rate: float, burst: int

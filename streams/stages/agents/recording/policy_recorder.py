@@ -9,7 +9,7 @@ history ends with. A retry, which is a call with the body of one that was answer
 key of its client it also shares an answer in progress. If every reader of an answer leaves, its rows are cancelled, and
 the turn is recorded as not delivered.
 
-Two servers on one log would give the same number to turns of the same trajectory, so the second is refused
+Two servers on one log would give the same number to turns of the same trajectory, so only one answers
 (streams/kafka/idle_member.SoleMember).
 """
 

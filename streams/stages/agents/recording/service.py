@@ -51,8 +51,7 @@ log = logging.getLogger("streamward.agents")
 @contextlib.contextmanager
 def open_recorder(
     settings: Settings,
-    engine: TokenEngine,
-    rendering: Rendering,
+    built: tuple[TokenEngine, Rendering],
     stop: threading.Event,
     meter: Meter,
     *,
@@ -66,7 +65,7 @@ def open_recorder(
     If it cannot continue it sets `stop`, and the error is raised at the end of the block. Raises LogError if the broker
     does not answer, NotFoundError for a missing topic.
     """
-    outage = BrokerOutage(settings.kafka, stop, meter)
+    (engine, rendering), outage = built, BrokerOutage(settings.kafka, stop, meter)
     with ServedVersions(settings, engine, outage, fleet=fleet) as versions, contextlib.ExitStack() as taken:
         conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
         logged = LoggedConversations(settings, outage, conversations)
