@@ -142,6 +142,7 @@ def remove(server: ServeProcess, servers: list[ServeProcess], talks: list[Talk])
     time.sleep(0.2)
 
 
+@pytest.mark.kills
 def test_calls_to_any_server_are_those_of_one_and_a_rolling_replacement_refuses_none(
     settings: Settings, start: Callable[[str], ServeProcess]
 ) -> None:
