@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-import httpx
+import httpx2
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -108,11 +108,11 @@ class Forwarder:
         context = ssl.create_default_context()
         if authority is not None:
             context.load_verify_locations(authority)
-        self._client = httpx.AsyncClient(
+        self._client = httpx2.AsyncClient(
             verify=context,
             trust_env=False,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
         )
         self._holder: str | None = None
         self._at_holder: dict[asyncio.Task[bool], str] = {}
@@ -160,7 +160,7 @@ class Forwarder:
             try:
                 if self._holder is not None and await self._ask(self._holder, scope, body, receive, sends):
                     return
-            except (httpx.TransportError, httpx.InvalidURL):
+            except (httpx2.TransportError, httpx2.InvalidURL):
                 problem = "the server that answers for this log ended while it had this request; try again"
                 break
             await asyncio.sleep(LOOK_S)
@@ -168,14 +168,14 @@ class Forwarder:
             await refusal(503, problem, dialect)(scope, receive, send)
 
     async def _ask(self, url: str, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Have a server answer; return whether it did, or the client has left. Raises httpx.TransportError."""
+        """Have a server answer; return whether it did, or the client has left. Raises httpx2.TransportError."""
         answer = asyncio.create_task(self._relay(url, scope, body, send))
         self._at_holder[answer] = url
         left = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and answer.cancelled():
-                raise httpx.ReadError("another server has the place")
+                raise httpx2.ReadError("another server has the place")
             return await answer if answer.done() else True
         finally:
             del self._at_holder[answer]
@@ -186,12 +186,12 @@ class Forwarder:
     async def _relay(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
         """Pass on the answer of a server; return whether it read the request."""
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        target = httpx.URL(url).copy_with(raw_path=scope["raw_path"] + query)
+        target = httpx2.URL(url).copy_with(raw_path=scope["raw_path"] + query)
         headers = [*_end_to_end(scope["headers"]), (FORWARDED, b"1")]
-        request = httpx.Request(scope["method"], target, headers=headers, content=body)
+        request = httpx2.Request(scope["method"], target, headers=headers, content=body)
         try:
             answer = await self._client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
             return False
         try:
             if MOVED.decode() in answer.headers:

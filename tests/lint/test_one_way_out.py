@@ -23,6 +23,7 @@ OPENING = {
 BY_LIBRARY = {"SchemaRegistryClient", "OTLPSpanExporter", "snapshot_download"}
 CHECKS = {"require_host", "check_hub_requests"}
 OWN = {
+    "gateway/http/several_servers.py": "the other servers of this log, by their URLs in the consumer group",
     "gateway/mcp/mcp_stdio.py": "the program's own server, for an MCP client on this machine",
     "plugins/agents/runs/connection_pool.py": "the program's own server, once a turn: httpx2 takes four times the CPU",
     "plugins/agents/runs/run_server.py": "the program's own server; it catches what connection_pool raises",
