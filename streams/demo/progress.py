@@ -54,6 +54,8 @@ class TaskProgress:
     rewards: int = 0
     is_flat: bool = False
     """Whether all advantages of its group are 0."""
+    batches: int = 0
+    """How many batches the version had taken that answered."""
 
 
 @dataclass
@@ -299,7 +301,7 @@ class Progress:
             return
         self._counts(task)
         self.learning.add(facts_of(group))
-        task.is_flat = group.flat
+        task.is_flat, task.batches = group.flat, group.batches
         reason = nothing_reason(group.purpose, group.dropped_reason, group.flat)
         if reason is not None and (reason != FLAT or self.settings.batches.zero_variance == "drop"):
             self._leave(group.task_id, reason)
@@ -324,7 +326,18 @@ class Progress:
             for dropped in batch.dropped:
                 if dropped.offset in group_at:
                     self._leave(group_at.pop(dropped.offset), dropped.reason)
+        self._drop_stale()
         self._take_versions()
+
+    def _drop_stale(self) -> None:
+        """Move the groups on that no later batch takes: they are too old already, as the cutter will say with a batch."""
+        rule = self.settings.batches
+        if self.settings.trainer.off_policy:
+            return
+        for group_at in self._at_offset.values():
+            old = [at for at, name in group_at.items() if self.batches - self._open[name].batches > rule.max_policy_lag]
+            for offset in old:
+                self._leave(group_at.pop(offset), "stale")
 
     def _adapter(self, event: AdapterEvent) -> None:
         if event.kind == "trained":

@@ -123,8 +123,13 @@ def test_a_group_that_its_batch_drops_leaves_with_the_reason_of_the_batch() -> N
 
 def test_the_window_holds_the_groups_of_the_next_batch() -> None:
     log = Log()
-    log.write(*(grouped(name) for name in ("a", "b", "c")), batch(0, 0, 1))
+    log.write(grouped("a"), grouped("b"), grouped("c", adapter_version=1), batch(0, 0, 1))
     assert read(log.records).window() == 1
+
+
+def test_a_group_that_is_too_old_for_the_next_batch_leaves_before_that_is_cut() -> None:
+    progress = folded(*asked("a"), *asked("b"), grouped("a"), batch(0, 0), grouped("b"))
+    assert (progress.window(), progress.reasons) == (0, {"stale": 1}), "or a run waits for a batch that never fills"
 
 
 # --- what comes twice, or in another order ----------------------------------------------------------------------------
@@ -143,7 +148,7 @@ def test_a_group_written_twice_counts_once() -> None:
 
 
 def test_a_batch_delivered_twice_counts_once() -> None:
-    progress = folded(grouped("a"), batch(0, 0), batch(0, 0), grouped("b"))
+    progress = folded(grouped("a"), batch(0, 0), batch(0, 0), grouped("b", adapter_version=1))
     assert (progress.batches, places(progress)) == (1, {"batched": 1, "grouped": 1})
 
 
@@ -158,7 +163,8 @@ def whole_log() -> list[Record]:
         log.write(*scored(name))
     log.write(grouped("trained"), batch(0, 0), trained(1), trained(9), promoted(1))  # 9 is forged
     stale = DroppedGroup(group_id="g", offset=2, reason="stale")
-    log.write(flat("flat"), grouped("stale"), grouped("batched"), batch(1, 3, dropped=(stale,)), grouped("grouped"))
+    newer = [grouped(name, adapter_version=number) for number, name in enumerate(("batched", "grouped"), start=1)]
+    log.write(flat("flat"), grouped("stale"), newer[0], batch(1, 3, dropped=(stale,)), newer[1])
     log.write(task(task_id="held out", purpose="eval", group_size=1, adapter_version=1))
     log.write(grouped("held out", purpose="eval"))
     return log.records
