@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -233,11 +234,13 @@ class FleetConsumer(GroupConsumer):
 
     CONFIG: Mapping[str, object] = {"max.poll.interval.ms": LONGEST_STEP_S * 1000}
 
-    committed_before: Mapping[TopicPartition, int] = {}
-    """The group's commits when the partitions were assigned."""
+    @cached_property
+    def committed_before(self) -> dict[TopicPartition, int]:
+        """The group's commits when the partitions were assigned."""
+        return {}
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
-        self.committed_before = {
+        self.committed_before |= {
             (committed.topic, committed.partition): committed.offset for committed in self._commits(tps)
         }
         return [ck.TopicPartition(*tp, ck.OFFSET_BEGINNING) for tp in tps]

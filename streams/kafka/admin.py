@@ -22,6 +22,7 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError
 from streams.kafka.client import forget_admins, kept_admin, unreachable
+from streams.kafka.group_protocol import set_sessions
 from streams.kafka.reader import no_answer, open_transaction, read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage, BrokerUnreachable
@@ -320,6 +321,8 @@ def apply_topics(settings: Settings) -> dict[str, str]:
     if new:
         existing |= _create(settings, client, new)
     _check(settings, LABELS, existing)
+    if settings.kafka.group_protocol == "consumer" and (refusal := set_sessions(settings, client)):
+        log.warning("kafka.session_timeout_s was not written into the groups, which keep the broker's: %s", refusal)
     return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
 
 

@@ -25,6 +25,7 @@ import confluent_kafka as ck
 from streams.errors import LogError, SettingsError
 from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
+from streams.kafka.group_protocol import is_by_broker, member_config
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
@@ -73,6 +74,8 @@ class GroupConsumer(Reader):
     """Whether it meters its reading and lag; false in a subclass of which the stages do so themselves."""
     CONFIG: Mapping[str, object] = {}
     """Additional settings of the client."""
+    TAKES_ALL_ANEW = False
+    """Whether each change of the assignment revokes all partitions and assigns them again, also those that stay."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class GroupConsumer(Reader):
         """Consecutive ones."""
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._reached_ends: dict[TopicPartition, int] = {}
+        self._is_incremental = is_by_broker(settings.kafka)
         self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
             settings,
@@ -106,11 +110,9 @@ class GroupConsumer(Reader):
                 "on_commit": self._on_commit,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
-                "session.timeout.ms": int(settings.kafka.session_timeout_s * 1000),
-                "heartbeat.interval.ms": int(settings.kafka.session_timeout_s * 250),
                 "max.poll.interval.ms": int(1000 * max(600, settings.kafka.outage_s + 60)),
                 "fetch.max.bytes": 32 * 1024 * 1024,
-                "partition.assignment.strategy": "range",  # the same numbers of co-partitioned topics go together
+                **member_config(settings.kafka, len(self._topics), by_broker=self._is_incremental),
                 **self.CONFIG,
             },
             self._topics[0],
@@ -273,9 +275,9 @@ class GroupConsumer(Reader):
     # --- where to begin -----------------------------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
-        on_revoke = partial(self._end, self._on_assignment.revoked)
-        on_lost = partial(self._end, self._on_assignment.lost)
-        self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=on_revoke, on_lost=on_lost)
+        on_revoke = partial(self._on_revoke, self._on_assignment.revoked)
+        on_lost = partial(self._on_revoke, self._on_assignment.lost)
+        self._consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
     def _rejoin(self) -> None:
         """Join again; with a new client if this one twice failed to learn where to begin in its partitions.
@@ -291,13 +293,37 @@ class GroupConsumer(Reader):
             self._consumer.unsubscribe()
         self._subscribe()
 
-    def _begin(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        """Start at the commit, else at the first record; read nothing if the commit cannot be right."""
+    def _on_assign(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        """Begin with the partitions of an assignment; with `consumer` it names only those that come."""
         tps = [(tp.topic, tp.partition) for tp in partitions]
+        if not self._is_incremental:
+            self._begin(tps)
+        elif tps or not self._next:
+            self._begin([*self._give_back(), *tps] if self.TAKES_ALL_ANEW else tps)
+
+    def _on_revoke(self, callback: OnPartitions, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        """End partitions; with `consumer` others may stay."""
+        tps = [(tp.topic, tp.partition) for tp in partitions]
+        if not (self._is_incremental and self.TAKES_ALL_ANEW) or self._next.keys() <= set(tps):
+            self._end(callback, tps)
+            return
+        stay = [tp for tp in self._give_back() if tp not in tps]
+        self._begin(stay)
+
+    def _give_back(self) -> list[TopicPartition]:
+        """End all partitions, also for librdkafka, and return them."""
+        owned = list(self._next)
+        self._end(self._on_assignment.revoked, owned)
+        self._consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in owned])
+        return owned
+
+    def _begin(self, tps: list[TopicPartition]) -> None:
+        """Start at the commit, else at the first record; read nothing if the commit cannot be right."""
+        assign = self._consumer.incremental_assign if self._is_incremental else self._consumer.assign
         try:
             self._refuse_added(tps)
             self._ask(self._topic_ids.ask, "which topics there are")
-            starts = self._starts(tps)
+            starts = self._starts(tps) if tps else []
         except ck.KafkaException as exc:
             self._must_rejoin = exc.args[0].code() in TRANSIENT
             self._failed_begins += 1
@@ -306,14 +332,14 @@ class GroupConsumer(Reader):
         except (LogError, SettingsError) as exc:
             self._trouble = exc
         else:
-            self._consumer.assign(starts)
+            assign(starts)
             self._failed_begins = 0
             self._next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in starts}
             self._meter.add(catalog.REBALANCES, self._stage)
             self._meter.ready("kafka")
             self._on_assignment.gained(tps)
             return
-        self._consumer.assign([])
+        assign([])
 
     def _refuse_added(self, tps: Iterable[TopicPartition]) -> None:
         """Raise SettingsError for a partition that was added to its topic."""
@@ -322,8 +348,7 @@ class GroupConsumer(Reader):
             if partition >= shapes[name].partitions:
                 raise wrong_partitions(shapes[name], f"a partition {partition}")
 
-    def _end(self, callback: OnPartitions, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        tps = [(tp.topic, tp.partition) for tp in partitions]
+    def _end(self, callback: OnPartitions, tps: list[TopicPartition]) -> None:
         callback(tps)
         for tp in tps:
             self._next.pop(tp, None)
@@ -421,6 +446,8 @@ class GroupConsumer(Reader):
 _LOST_MEMBERSHIP = {
     ck.KafkaError.ILLEGAL_GENERATION,
     ck.KafkaError.UNKNOWN_MEMBER_ID,
+    ck.KafkaError.FENCED_MEMBER_EPOCH,
+    ck.KafkaError.STALE_MEMBER_EPOCH,
     ck.KafkaError.REBALANCE_IN_PROGRESS,
     ck.KafkaError._ASSIGNMENT_LOST,
 }

@@ -57,6 +57,7 @@ SETTING_OF_KEY = {
     "ssl.key.location": "kafka.ssl_key_location",
     "socket.timeout.ms": "kafka.request_timeout_s",
     "topic.metadata.propagation.max.ms": "kafka.request_timeout_s",
+    "group.protocol": "kafka.group_protocol",
     "session.timeout.ms": "kafka.session_timeout_s",
     "heartbeat.interval.ms": "kafka.session_timeout_s",
     "max.poll.interval.ms": "kafka.outage_s",
@@ -73,7 +74,6 @@ FIXED_KEYS = {
     # which member reads which partition, and from where
     "group.id",
     "group.instance.id",
-    "group.protocol",
     "group.protocol.type",
     "group.remote.assignor",
     "partition.assignment.strategy",
@@ -221,6 +221,11 @@ class Kafka(Section):
     )
     session_timeout_s: float = Field(
         6.0, gt=0, description="time after which a silent group member is replaced, seconds"
+    )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        "classic",
+        description="how groups share partitions; consumer: the broker assigns (KIP-848, Kafka 4.0), and a change "
+        "moves few partitions; `admin topics apply` then writes session_timeout_s into the groups",
     )
 
     @field_validator("client")

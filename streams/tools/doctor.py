@@ -82,6 +82,7 @@ def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[Doct
     return [
         broker,
         *topics,
+        *(groups(settings) if reached else ()),
         *processes,
         *_schemas(),
         *_registry(settings),
@@ -224,6 +225,25 @@ def _unbounded_times(configs: Mapping[str, Mapping[str, str]]) -> Iterator[Docto
             f"{', '.join(names)} take records that are older than retention.ms, which Kafka deletes within minutes",
             f"Set {OLDEST} of each to its retention.ms with kafka-configs.sh, so that their producer gets an error",
         )
+
+
+def groups(settings: Settings) -> Iterator[DoctorFinding]:
+    """Yield whether the broker assigns partitions as kafka.group_protocol=consumer wants it; nothing for classic."""
+    from streams.kafka import admin, group_protocol
+
+    if settings.kafka.group_protocol == "classic":
+        return
+    try:
+        problem = next(iter(group_protocol.problems(settings, admin.connected(settings))), None)
+    except LogError as exc:
+        problem = str(exc)
+    if problem is None:
+        yield DoctorFinding("groups", "ok", "the broker assigns partitions (kafka.group_protocol=consumer)")
+    elif problem == group_protocol.TOO_OLD:
+        yield DoctorFinding("groups", "failed", problem, "Set kafka.group_protocol to classic", LogError.exit_code)
+    else:
+        do = "Run `streamward admin topics apply`, as a principal with AlterConfigs on the cluster"
+        yield DoctorFinding("groups", "warning", problem, do)
 
 
 def _unread_topics(prefix: str, existing: Iterable[str]) -> Iterator[DoctorFinding]:

@@ -92,6 +92,7 @@ class World:
 
     sealed = False
     """Whether all words are sealed, with the key of a person each (docs/privacy.md)."""
+    group_protocol = "classic"
 
     def __init__(
         self, folder: Path, overrides: Mapping[str, Any], *, stock: bool = False, driver: str = "faust"
@@ -152,7 +153,7 @@ class World:
         """Make settings for this bootstrap address, and another one for the processes if they go a detour."""
         prefix = f"chaos-{uuid.uuid4().hex[:8]}."
         tree: dict[str, Any] = {
-            "kafka": {"bootstrap": direct, "session_timeout_s": 3.0},
+            "kafka": {"bootstrap": direct, "session_timeout_s": 3.0, "group_protocol": self.group_protocol},
             "topics": {"prefix": prefix},
             "advantages": {"deadline_s": 0.0},  # nothing expires: what is lost stays lost, and is seen
             "batches": {"max_policy_lag": 10**6},  # nobody trains here

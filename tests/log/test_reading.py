@@ -23,7 +23,7 @@ from streams.kafka.client import client_config
 from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch, read
-from streams.kafka.record import Record
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -167,12 +167,12 @@ class TooLate(GroupConsumer):
 
     is_first = True
 
-    def _begin(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+    def _begin(self, tps: list[TopicPartition]) -> None:
         if self.is_first:
             client, topic = admin.AdminClient(client_config(self._settings.kafka)), name(self._settings, "rewards")
             client.delete_topics([topic])[topic].result()
         self.is_first = False
-        super()._begin(consumer, partitions)
+        super()._begin(tps)
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -207,7 +207,7 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
     monkeypatch.setattr(consumer_module, "MISSING_S", 0.5)
     write(made, 3)
     with member_of(made, "g", ["rewards"]) as consumer:
-        consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)
+        consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._on_assign)
         records: list[Record] = []
         with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
             for _ in range(100):

@@ -495,7 +495,7 @@ def test_the_client_gets_the_secrets_themselves() -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("group.protocol", "kafka.client, from --set kafka.client: group.protocol is set by Streamward"),
+        ("group.protocol", "kafka.client, from --set kafka.client: group.protocol follows from kafka.group_protocol"),
         ("group.instance.id", "group.instance.id is set by Streamward"),
         (
             "isolation.level",

@@ -179,6 +179,10 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         "metadata.max.idle.interval.ms": "0",  # no other node follows the metadata: no empty records twice a second
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
+        "group.consumer.min.session.timeout.ms": "1000",
+        "group.consumer.min.heartbeat.interval.ms": "100",
+        "group.consumer.session.timeout.ms": "6000",  # the default of kafka.session_timeout_s
+        "group.consumer.heartbeat.interval.ms": "750",
         "offsets.retention.minutes": str(10 * 365 * 24 * 60),
         "log.retention.ms": "-1",
         "message.max.bytes": str(MAX_MESSAGE_BYTES),

@@ -69,6 +69,7 @@ class WorkerConsumer(GroupConsumer):
     """Reads for all stages of one worker; `changelogs` tracks the changelogs of its tables."""
 
     COUNTS_RECORDS = False
+    TAKES_ALL_ANEW = True  # a table's rows and the commits of all its sources are of one moment
     CONFIG: Mapping[str, object] = {
         "queued.max.messages.kbytes": QUEUE_KIB,
         "fetch.queue.backoff.ms": 10,  # 1000 by default: that long it would idle whenever its queue was full
