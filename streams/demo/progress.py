@@ -330,7 +330,7 @@ class Progress:
         self._take_versions()
 
     def _drop_stale(self) -> None:
-        """Move the groups on that no later batch takes: they are too old already, as the cutter will say with a batch."""
+        """Move the groups on that no later batch takes: too old already, as the cutter will say with a batch."""
         rule = self.settings.batches
         if self.settings.trainer.off_policy:
             return
