@@ -100,9 +100,10 @@ def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) ->
 
 
 def _listed_tasks(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:
+    """Return the episodes to train on, or held-out ones of different questions: fewer if there are not as many."""
     tasks = TaskSpec(
         family=spec.name,
-        count=spec.held_out if purpose == "eval" else spec.count,
+        count=spec.held_out * DRAWS_PER_TASK if purpose == "eval" else spec.count,
         purpose=purpose,
         policy=spec.policy,
         group_size=spec.group_size,
@@ -112,7 +113,14 @@ def _listed_tasks(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpo
     said: dict[str, Any] = {} if spec.max_turns is None else {"max_turns": spec.max_turns}
     if spec.reward_sources and purpose == "train":
         said["reward_sources"] = tuple(spec.reward_sources)
-    return [replace(task, **said) for task in generate(tasks, now_ms=times.now_ms())]
+    made = (replace(task, **said) for task in generate(tasks, now_ms=times.now_ms()))
+    if purpose == "train":
+        return list(made)
+    is_whole = open_listed(spec.name, spec.settings).question_is_whole
+    first: dict[object, Task] = {}
+    while len(first) < spec.held_out and (task := next(made, None)) is not None:
+        first.setdefault(task.messages if is_whole else task.environment, task)
+    return list(first.values())
 
 
 def _task(spec: EpisodeSpec, observation: Observation, seed: int, purpose: Purpose) -> Task:

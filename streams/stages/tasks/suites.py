@@ -301,7 +301,7 @@ def _refuse_repeated(questions: list[Task], file: Path | str) -> None:
     """Refuse a repeated question: it would count as two pieces of evidence."""
     first: dict[tuple[Any, ...], int] = {}
     for number, task in enumerate(questions):
-        said = (task.messages, task.verifier)
+        said = (task.messages, task.verifier, task.environment)  # another seed of one is another question
         if said in first:
             text = task.messages[-1].content
             raise SettingsError(

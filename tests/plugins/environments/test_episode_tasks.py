@@ -11,12 +11,14 @@ import pytest
 from plugins.environments.adapters.adapted import AdaptedEnvironment
 from plugins.environments.episode_tasks import episodes as episodes_of
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
+from plugins.environments.listed import LISTED
 from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, RewardSource
 from streams.demo.loop_run import PROCESSES, commands
 from streams.demo.players import PLAYERS
 from streams.demo.up_plan import UpPlan
 from streams.settings.model import Settings
+from streams.stages.tasks import suites
 from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec
 from tests.support.factories import task
 
@@ -70,6 +72,12 @@ def test_a_listed_environment_gives_the_tasks_of_its_generator() -> None:
         )
         assert (task.max_turns, task.reward_sources, asked[0].max_turns) == (3, (length,), 3)
         assert asked[0].reward_sources == (RewardSource(name="verified"),)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_held_out_episodes_of_each_listed_environment_are_a_suite(name: str) -> None:
+    held_out = episodes_of(replace(SPEC, name=name), opens()).held_out
+    assert len(suites.of_tasks("held-out", held_out).questions) == HELD_OUT_TASKS, "none is asked twice"
 
 
 @pytest.mark.parametrize(
