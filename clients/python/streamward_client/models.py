@@ -1118,7 +1118,9 @@ class PersonAnswer(TypedDict):
 
     object: Literal["person"]
     person: str
-    state: Literal["kept", "asked", "deleted", "erased"]
+    state: Literal["kept", "asked", "expired", "deleted", "erased"]
+    training: Literal["on", "off"]
+    retention_s: int | None
     asked_at: str | None
     due_at: str | None
     deleted_at: str | None
@@ -1443,6 +1445,17 @@ class ResponseUsage(TypedDict):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+class RestrictBody(TypedDict):
+    """
+    What a person's words may be used for.
+    """
+
+    person: str
+    reason: NotRequired[str]
+    training: NotRequired[Literal["on", "off"] | None]
+    retention_s: NotRequired[int | None]
 
 
 class ReviewQueue(TypedDict):

@@ -454,13 +454,18 @@ class Operations(Sender):
         answer: models.PersonAnswer = self.send("POST", "/privacy/revoke", json=body)
         return answer
 
+    def restrict_person(self, body: models.RestrictBody) -> models.PersonAnswer:
+        """Keep a person's words from training, or for a time of their own."""
+        answer: models.PersonAnswer = self.send("POST", "/privacy/restrict", json=body)
+        return answer
+
     def finish_erasures(self) -> models.PersonAnswers:
-        """Delete the keys that are due, and those that a backup brought back."""
+        """Delete the keys that are due, or that a backup brought back, and erase persons whose retention is over."""
         answer: models.PersonAnswers = self.send("POST", "/privacy/finish")
         return answer
 
     def list_persons(self) -> models.PersonAnswers:
-        """List the persons that were to be erased, by their pseudonyms."""
+        """List the persons that were erased or restricted, by their pseudonyms."""
         answer: models.PersonAnswers = self.send("GET", "/privacy/persons")
         return answer
 
@@ -911,12 +916,17 @@ class AsyncOperations(AsyncSender):
         answer: models.PersonAnswer = await self.send("POST", "/privacy/revoke", json=body)
         return answer
 
+    async def restrict_person(self, body: models.RestrictBody) -> models.PersonAnswer:
+        """Keep a person's words from training, or for a time of their own."""
+        answer: models.PersonAnswer = await self.send("POST", "/privacy/restrict", json=body)
+        return answer
+
     async def finish_erasures(self) -> models.PersonAnswers:
-        """Delete the keys that are due, and those that a backup brought back."""
+        """Delete the keys that are due, or that a backup brought back, and erase persons whose retention is over."""
         answer: models.PersonAnswers = await self.send("POST", "/privacy/finish")
         return answer
 
     async def list_persons(self) -> models.PersonAnswers:
-        """List the persons that were to be erased, by their pseudonyms."""
+        """List the persons that were erased or restricted, by their pseudonyms."""
         answer: models.PersonAnswers = await self.send("GET", "/privacy/persons")
         return answer

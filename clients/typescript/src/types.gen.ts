@@ -2404,7 +2404,15 @@ export type PersonAnswer = {
      * the pseudonym
      */
     person: string;
-    state: 'kept' | 'asked' | 'deleted' | 'erased';
+    state: 'kept' | 'asked' | 'expired' | 'deleted' | 'erased';
+    /**
+     * whether words of the person may be trained on
+     */
+    training: 'on' | 'off';
+    /**
+     * that of the person alone; null: as privacy.retention_s
+     */
+    retention_s: number | null;
     asked_at: string | null;
     /**
      * until then the erasure may be revoked
@@ -3045,6 +3053,28 @@ export type RestErrorDetails = {
     code: string;
     timestamp: string;
     details?: SuggestedAction | null;
+};
+
+/**
+ * What a person's words may be used for.
+ */
+export type RestrictBody = {
+    /**
+     * a person as calls and tasks name one, or its pseudonym
+     */
+    person: string;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+    /**
+     * whether they may be trained on
+     */
+    training?: 'on' | 'off' | null;
+    /**
+     * `finish` erases the person without a record for so long, seconds; 0: never
+     */
+    retention_s?: number | null;
 };
 
 /**
@@ -6795,6 +6825,31 @@ export type RevokeErasureResponses = {
 };
 
 export type RevokeErasureResponse = RevokeErasureResponses[keyof RevokeErasureResponses];
+
+export type RestrictPersonData = {
+    body: RestrictBody;
+    path?: never;
+    query?: never;
+    url: '/privacy/restrict';
+};
+
+export type RestrictPersonErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RestrictPersonError = RestrictPersonErrors[keyof RestrictPersonErrors];
+
+export type RestrictPersonResponses = {
+    /**
+     * Done
+     */
+    200: PersonAnswer;
+};
+
+export type RestrictPersonResponse = RestrictPersonResponses[keyof RestrictPersonResponses];
 
 export type FinishErasuresData = {
     body?: never;
