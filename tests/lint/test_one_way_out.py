@@ -20,7 +20,7 @@ OPENING = {
     "anyio": "connect_tcp",
 }
 """Functions and classes that open connections, by module."""
-BY_LIBRARY = {"SchemaRegistryClient", "OTLPSpanExporter", "snapshot_download"}
+BY_LIBRARY = {"from_url", "SchemaRegistryClient", "OTLPSpanExporter", "snapshot_download"}
 CHECKS = {"require_host", "check_hub_requests"}
 OWN = {
     "gateway/http/several_servers.py": "the other servers of this log, by their URLs in the consumer group",
@@ -32,6 +32,7 @@ OWN = {
     "plugins/threads/chat_command.py": "the program's own server",
     "streams/cli/serve.py": "the program's own server",
     "streams/engines/base_model.py": "the errors of the hub's client, whose requests are checked",
+    "streams/observability/grafana/upload.py": "the errors of grafana-client, whose address is checked",
     "streams/kafka/node/process.py": "the embedded Kafka, which it starts",
     "streams/tools/doctor.py": "the program's own server",
 }

@@ -11,26 +11,16 @@ are not deleted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx2
-
-from schemas import json_text
-from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
+from streams.egress.address_guard import require_host
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.observability.grafana.model import TAG, Dashboard, model
 
 FOLDER_TITLE = "Streamward"
 TIMEOUT_S = 15.0
-MOST_BYTES = 16 * 1024 * 1024
-"""Of an answer."""
-ADVICE = {
-    401: ". Give the token of a service account with --token-file",
-    403: ". The token's service account needs the role Editor",
-    412: ". It has changed meanwhile; look at it, then apply again",
-}
-"""By status."""
 MAX_DIFFERENCES = 10
 """Differences to list per dashboard."""
 
@@ -47,18 +37,25 @@ class DashboardState(NamedTuple):
 
 
 class Grafana:
-    """One Grafana, through its HTTP API."""
+    """One Grafana, through the library grafana-client."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """Take the address, with a path if Grafana has one, and the token of a service account.
 
-        Raises SettingsError for a malformed address or token.
+        Raises SettingsError for a malformed address, or if the library is missing.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise SettingsError(f"--grafana {_without_password(url)}: expected http(s)://HOST[:PORT][/PATH]")
-        self.address, self._url = _without_password(url), url.rstrip("/")
-        self._client = new_client(headers=bearer(token, "--token-file"))
+        require_host(_without_password(url), "--grafana")
+        try:
+            from grafana_client import GrafanaApi
+        except ModuleNotFoundError as exc:
+            raise SettingsError(f"{exc.name} is not installed here; pip install grafana-client") from exc
+        self.address = _without_password(url)
+        self._api = GrafanaApi.from_url(
+            f"{url.rstrip('/')}/" if parts.path.strip("/") else url.rstrip("/"), token, TIMEOUT_S
+        )
 
     def check(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Return the state of each. Raises LogError if Grafana does not answer, RefusedError if it refuses."""
@@ -82,8 +79,10 @@ class Grafana:
         if stored is not None:
             content |= {"id": stored["dashboard"]["id"], "version": stored["dashboard"]["version"]}
         message = "streamward admin dashboards apply"
-        body = {"dashboard": content, "folderUid": TAG, "message": message, "overwrite": False}
-        self._request(f"write {dashboard.uid}", "POST", "/dashboards/db", json=body)
+        with self._errors_of(f"write {dashboard.uid}"):
+            self._api.dashboard.update_dashboard(
+                {"dashboard": content, "folderUid": TAG, "message": message, "overwrite": False}
+            )
         after = self._state(dashboard, self._read(dashboard))
         if after.state != "same":
             raise StreamwardError(
@@ -94,17 +93,19 @@ class Grafana:
 
     def _create_folder(self) -> None:
         try:
-            self._request("read its folders", "GET", f"/folders/{TAG}")
+            with self._errors_of("read its folders"):
+                self._api.folder.get_folder(TAG)
         except NotFoundError:
-            body = {"title": FOLDER_TITLE, "uid": TAG}
-            self._request(f"create the folder {FOLDER_TITLE}", "POST", "/folders", json=body)
+            with self._errors_of(f"create the folder {FOLDER_TITLE}"):
+                self._api.folder.create_folder(FOLDER_TITLE, uid=TAG)
 
     def _read(self, dashboard: Dashboard) -> dict[str, Any] | None:
         try:
-            stored = self._request(f"read {dashboard.uid}", "GET", f"/dashboards/uid/{dashboard.uid}")
+            with self._errors_of(f"read {dashboard.uid}"):
+                stored: dict[str, Any] = self._api.dashboard.get_dashboard(dashboard.uid)
         except NotFoundError:
             return None
-        if not isinstance(stored.get("dashboard"), dict):
+        if not isinstance(stored, dict) or not isinstance(stored.get("dashboard"), dict):
             raise StreamwardError(f"{self.address}: the server is not Grafana: {str(stored)[:80]!r}")
         return stored
 
@@ -116,29 +117,28 @@ class Grafana:
             changes += (f"folder: got {stored['meta']['folderUid']!r}, expected {TAG!r}",)
         return DashboardState(dashboard.uid, "differs" if changes else "same", changes)
 
-    def _request(self, action: str, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """Return the answer. Raises LogError, RefusedError, NotFoundError, StreamwardError."""
+    @contextmanager
+    def _errors_of(self, action: str) -> Iterator[None]:
+        """Translate the errors of the library."""
+        import requests
+        from grafana_client.client import GrafanaClientError, GrafanaException
+
         try:
-            limits: dict[str, Any] = {"limit_s": TIMEOUT_S, "most_bytes": MOST_BYTES}
-            status, body = fetch(self._client, method, f"{self._url}/api{path}", **limits, **request)
-        except (httpx2.HTTPError, httpx2.InvalidURL, AnswerTooLarge) as exc:
+            yield
+        except GrafanaClientError as exc:
+            if exc.status_code == 404:
+                raise NotFoundError(f"{self.address}: cannot {action}: it does not exist") from exc
+            raise RefusedError(
+                f"{self.address} refused to {action}: {exc.status_code} {_message(exc)}{_advice(exc)}"
+            ) from exc
+        except GrafanaException as exc:
+            raise LogError(
+                f"{self.address} could not {action}: {exc.status_code} {_message(exc)}. Its log says more"
+            ) from exc
+        except ValueError as exc:  # of JSON; requests' own is one of these and of RequestException
+            raise StreamwardError(f"{self.address}: the server is not Grafana: {exc}") from exc
+        except requests.RequestException as exc:
             raise LogError(f"{self.address} does not answer: {exc}. Check the address, and that Grafana runs") from exc
-        try:
-            answer = json_text.parse(body)
-        except ValueError as exc:
-            if status < 400:
-                raise StreamwardError(f"{self.address}: the server is not Grafana: {exc}") from exc
-            answer = body.decode(errors="replace")
-        message = str(answer.get("message", answer) if isinstance(answer, dict) else answer)[:200].strip()
-        if status == 404:
-            raise NotFoundError(f"{self.address}: cannot {action}: it does not exist")
-        if status >= 500:
-            raise LogError(f"{self.address} could not {action}: {status} {message}. Its log says more")
-        if status >= 300:
-            raise RefusedError(f"{self.address} refused to {action}: {status} {message}{ADVICE.get(status, '')}")
-        if not isinstance(answer, dict):
-            raise StreamwardError(f"{self.address}: the server is not Grafana: {message[:80]!r}")
-        return answer
 
 
 def differences(expected: Any, actual: Any, path: str = "") -> Iterator[str]:
@@ -170,6 +170,19 @@ def _is_empty(value: Any) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _message(exc: Any) -> str:
+    response = exc.response
+    return str(response.get("message", response) if isinstance(response, dict) else response)[:200].strip()
+
+
+def _advice(exc: Any) -> str:
+    return {
+        401: ". Give the token of a service account with --token-file",
+        403: ". The token's service account needs the role Editor",
+        412: ". It has changed meanwhile; look at it, then apply again",
+    }.get(exc.status_code, "")
 
 
 def _without_password(url: str) -> str:
