@@ -129,10 +129,12 @@ setup-vllm:
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
 # what `make test-deploy` runs: helm, kubectl, actionlint, promtool (tests/deploy/tools/install.sh says where from), and
-# what else looks at the rendered chart, in an environment of its own, since it pins its own versions
+# what else looks at the rendered chart, and Pulumi, in environments of their own, since they pin their own versions
 setup-deploy:
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
+	@test -x .venv-pulumi/bin/python || $(PYTHON) -m venv .venv-pulumi
+	.venv-pulumi/bin/python -m pip --disable-pip-version-check install --quiet -r deploy/pulumi/requirements.txt
 	tests/deploy/tools/install.sh .venv-deploy/bin
 
 # the images with the tags that chart and docker compose expect, after the prefix IMAGES; TORCH_INDEX: see Dockerfile
