@@ -50,11 +50,11 @@ add_routes(
         ),
         "finish": RouteCommand(
             "finish_erasures",
-            "Delete keys that are due, or that a backup brought back, and erase persons whose retention is over.",
+            "Delete keys that are due, and erase persons who expired.",
             columns=COLUMNS,
         ),
         "list": RouteCommand(
-            "list_persons", "List the persons that were erased or restricted, by their pseudonyms.", columns=COLUMNS
+            "list_persons", "List the pseudonyms of persons that were erased or restricted.", columns=COLUMNS
         ),
     },
 )

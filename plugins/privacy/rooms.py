@@ -30,7 +30,6 @@ from streams.access.tenants.tenant_names import own_of
 from streams.errors import CallError
 from streams.output import moment
 from streams.settings.model import Settings
-from streams.tools.archive import history
 
 READ, ERASE = PluginAction("privacy.read"), PluginAction("privacy.erase")
 Person = Annotated[
@@ -131,6 +130,8 @@ class Erasures:
         eraser, actor = self._eraser(), actor_of(request)
         states = list(eraser.finish(actor))
         if eraser.has_retention:
+            from streams.tools.archive import history  # an image without an archive has the route, too
+
             keys = PersonKeys(self._settings, self._rule)
             states += eraser.expire(newest_records(self._settings, history.of(self._settings)), keys.following, actor)
         own = own_of(tenant_of(request), {state.person: state for state in states})

@@ -289,7 +289,7 @@ def _named() -> list[tuple[str, str, str]]:
         name: " ".join(map(_filled, (*service.get("environment", {}).values(), *service.get("command", []))))
         for name, service in SERVICES.items()
     }
-    texts |= {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "deploy").iterdir()}
+    texts |= {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "deploy").iterdir() if file.is_file()}
     found = [(where, *pair) for where, text in texts.items() for pair in ELSEWHERE.findall(text)]
     config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
     for job in config["scrape_configs"]:

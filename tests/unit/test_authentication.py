@@ -44,7 +44,8 @@ def serving(settings: Settings, *kinds: type[ServerPart]) -> tuple[TestClient, l
     """Return a client of a server with these parts, and the parts."""
     base = base_without_log(settings)
     base.parts.extend(kind(base) for kind in kinds)
-    app = build_application(Server(base=base, mcp=McpMount(), place=cast(Any, SimpleNamespace(is_held=True))))
+    place = SimpleNamespace(is_held=True, others_at=None)
+    app = build_application(Server(base=base, mcp=McpMount(), place=cast(Any, place)))
     return TestClient(app, base_url="http://127.0.0.1"), base.parts
 
 
