@@ -51,7 +51,7 @@ def happens(processes: RestartedProcesses, count: int) -> list[str]:
 
 
 def is_up(processes: RestartedProcesses, name: str) -> bool:
-    return "up" in processes.log_file(name).read_text()
+    return "up\n" in processes.log_file(name).read_text()
 
 
 def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: RestartedProcesses) -> None:
