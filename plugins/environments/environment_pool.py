@@ -183,8 +183,8 @@ class _EnvironmentProcess(WorkerProcess):
         self.has_session = False
         """Whether an episode on a server has begun and was not ended."""
         with _episode_errors():
-            egress = current_rule().model_dump_json()
-            arguments = [str(int(limits.network)), host_of(name) or "", egress, *folders]
+            rule = current_rule()
+            arguments = [str(int(limits.network)), host_of(name) or "", rule.hosts, rule.private, *folders]
             super().__init__(ENVIRONMENT, arguments, limits.variables)
 
     def open(self, settings: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from plugins.environments.by_reference import load
 from plugins.environments.episodes.environment import ACTION, Environment, EpisodeError
-from streams.egress import use_egress
+from streams.egress import EgressRule, use_egress
 from streams.processes.worker_pipe import (
     MAX_ANSWER_BYTES,
     AnswerPipe,
@@ -28,7 +28,6 @@ from streams.processes.worker_pipe import (
     limit_memory,
     serve,
 )
-from streams.settings.model import Egress
 
 TO_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 NETWORK = (*TO_ADDRESS, "socket.getaddrinfo", "socket.gethostbyname")
@@ -39,10 +38,10 @@ _open: dict[str, Environment] = {}
 def main() -> None:
     """Serve until stdin ends.
 
-    Arguments: 1 to allow the network, the host of its server, the section egress as JSON, folders with modules.
+    Arguments: 1 to allow the network, the host of its server, egress.hosts and egress.private, folders with modules.
     """
-    network, host, egress, *folders = sys.argv[1:]
-    use_egress(Egress.model_validate_json(egress))
+    network, host, hosts, private, *folders = sys.argv[1:]
+    use_egress(EgressRule(hosts, private))
     sys.path.extend(folders)
     if network != "1":
         sys.addaudithook(_network_guard(host))

@@ -1,18 +1,52 @@
-"""Connections to servers outside of the loop, and the section of the settings that bounds them."""
+"""Connections to servers outside of the loop, and the rule that bounds them.
+
+    section egress of the settings ──► EgressRule, read once ──► address_guard.py checks each connection
+
+Importing this package does not import the settings: workers of environments start without them.
+"""
 
 from __future__ import annotations
 
-from streams.settings.model import Egress
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TYPE_CHECKING
 
-_rule = Egress()
+if TYPE_CHECKING:
+    from streams.settings.model import Egress
 
 
-def use_egress(rule: Egress) -> None:
+@dataclass(frozen=True)
+class EgressRule:
+    """Hosts and networks that may be connected to, as the section egress has them."""
+
+    hosts: str = ""
+    private: str = ""
+
+    @cached_property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """Patterns of the hosts that may be connected to; none: all may."""
+        return tuple(host.lower().strip("[]") for host in _split(self.hosts))
+
+    @cached_property
+    def private_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks that may be connected to although they are not public."""
+        return tuple(map(ip_network, _split(self.private)))
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+_rule = EgressRule()
+
+
+def use_egress(rule: Egress | EgressRule) -> None:
     """Apply this section to all later connections of this process."""
     global _rule
-    _rule = rule
+    _rule = EgressRule(rule.hosts, rule.private)
 
 
-def current_rule() -> Egress:
-    """Return the section that applies."""
+def current_rule() -> EgressRule:
+    """Return the rule that applies."""
     return _rule

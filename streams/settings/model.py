@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -1134,16 +1134,6 @@ class Egress(Section):
         if bad := [host for host in _split(text) if "/" in host or host.count(":") == 1]:
             raise ValueError(f"{bad[0]!r} is no host; write it without scheme, port and path, e.g. api.example.com")
         return text
-
-    @property
-    def allowed_hosts(self) -> tuple[str, ...]:
-        """Patterns of the hosts that may be connected to; none: all may."""
-        return tuple(host.lower().strip("[]") for host in _split(self.hosts))
-
-    @property
-    def private_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The networks that may be connected to although they are not public."""
-        return tuple(map(ip_network, _split(self.private)))
 
 
 class Broker(Section):
