@@ -175,9 +175,11 @@ class Progress:
                 self._group(event, record)
                 self.stalled.take_group(event.task_id)
                 self.newest_ms = record.timestamp_ms
+                self._take_batches()
             case Batch():
                 self._early.append(event)
                 self.newest_ms = record.timestamp_ms
+                self._take_batches()
             case AdapterEvent():
                 self._adapter(event)
             case Turn() if event.sampling_id is not None:  # and no chat of a user who tries the policy
@@ -195,7 +197,6 @@ class Progress:
                     del self.letters[source_of(event)]
                 self.failures.take_letter(event)
                 self.stalled.take_letter(event)
-        self._take_batches()
         return event
 
     def window(self) -> int:
