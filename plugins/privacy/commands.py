@@ -231,5 +231,4 @@ def _subjects(call: AppContext, person: str, log: ErasureLog) -> list[str]:
     rule = call.settings.of_plugin(Privacy)
     if not rule.has_store:
         raise SettingsError("no keys are kept here; set privacy.key_folder or privacy.command")
-    keys = PersonKeys(call.settings, rule)
-    return keys.generations(keys.pseudonym(None, person), log)
+    return PersonKeys(call.settings, rule).generations(None, person, log)

@@ -92,11 +92,10 @@ class PersonKeys:
         name = person or (caller if self._rule.seal == "all" else None)
         if name is None or not self._rule.seals_for(tenant):
             return None
-        subject = self.pseudonym(tenant, name)
-        if (log := self._reachable_log()) is not None:  # `up` reads its file first: then this is asked when it submits
-            subject = self.generations(subject, log)[-1]
-            if log.is_erased(subject):
-                raise ErasedError
+        log = self._reachable_log()  # `up` reads its file before there is one: then this is asked when it submits
+        subject = self.pseudonym(tenant, name) if log is None else self.generations(tenant, name, log)[-1]
+        if log is not None and log.is_erased(subject):
+            raise ErasedError
         if subject not in self._keys:
             self._keep(subject, self._store.create(subject))
         return subject
@@ -111,9 +110,9 @@ class PersonKeys:
         tenant, dot, _ = subject.rpartition(".")
         return f"{tenant}{dot}{self._pseudonym_of(subject)}"
 
-    def generations(self, subject: str, log: ErasureLog) -> list[str]:
-        """Return a pseudonym and all that follow it, up to the one in use."""
-        subjects = [subject]
+    def generations(self, tenant: str | None, name: str, log: ErasureLog) -> list[str]:
+        """Return the first pseudonym of a person and all that follow it, up to the one in use."""
+        subjects = [self.pseudonym(tenant, name)]
         while log.state(subjects[-1]).is_expired:
             subjects.append(self.following(subjects[-1]))
         return subjects

@@ -152,7 +152,7 @@ class Erasures:
         if not self._rule.has_store:
             raise CallError("unsupported", NO_STORE)
         keys = PersonKeys(self._settings, self._rule)
-        return keys.generations(keys.pseudonym(tenant_of(request), person), self._log.registry(ErasureLog))[-1]
+        return keys.generations(tenant_of(request), person, self._log.registry(ErasureLog))[-1]
 
 
 def _answer(state: PersonState) -> PersonAnswer:

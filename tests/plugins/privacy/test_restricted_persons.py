@@ -174,7 +174,7 @@ def test_a_person_without_a_record_for_the_retention_is_erased_and_returns_with_
     assert person("hal") == again, "a restored key does not bring the old pseudonym back"
     assert words_of(old) == "erased"
     with ErasureLog(made) as log:
-        assert restarted.generations(restarted.pseudonym(None, "hal"), log) == [hal, again]
+        assert restarted.generations(None, "hal", log) == [hal, again]
         with pytest.raises(RefusedError, match="nothing takes that back"):
             log.note(hal, "revoked", "hal", "by mistake")
         eraser = Eraser(log, FolderStore(Path(rule.key_folder)), rule)
