@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from streams.tools.query.export import Counts
     from streams.tools.query.session import Session
 
-RUN_FORMATS = ("conversations", "interactions")
-"""Formats of ours that follow responses and agents' runs to their end."""
-FORMATS = ("sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS)
+FORMATS = ("sft", "preference", "prompts", "openai", "openai-preference", "conversations", "interactions")
 FORMAT_HELP = (
     "sft: the best response of each group whose rewards differ; preference: best and worst; prompts: every response "
     "with its reward; conversations: whole responses and agents' runs, with tools; interactions: one line per question "
@@ -62,11 +60,6 @@ def batch_formats(option: str | None = None) -> dict[str, tuple[Plugin, PluginEx
     """Return the formats of plugins for batches, or those with an option. Raises as `plugin_formats`."""
     formats = plugin_formats("batches")
     return {name: entry for name, entry in formats.items() if option is None or option in entry[1].options}
-
-
-def run_formats() -> tuple[str, ...]:
-    """Return the formats that follow responses and agents' runs to their end. Raises as `plugin_formats`."""
-    return (*RUN_FORMATS, *plugin_formats("runs"))
 
 
 class FormatOption(click.Option):
@@ -177,7 +170,7 @@ def export(
         options = _options(call, policy, chosen, follow=follow, on=on)
         times, source = (since_ms, until_ms), archive_for(on, source)
         with _naming_policy(call, options.policy, source):
-            if name in run_formats():
+            if options.is_of_runs:
                 summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
             else:
                 summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
@@ -225,14 +218,14 @@ def _options(
     from streams.tools.query import examples
 
     name = chosen["format"]
-    purpose = chosen["purpose"] or (None if name in run_formats() else "train")
+    purpose = chosen["purpose"] or ("train" if name in examples.FORMATS else None)
     with_held_out = chosen["with_held_out"] or (purpose == "eval" and name != "interactions")
     changed = {"purpose": purpose, "with_held_out": with_held_out}
     options = examples.ExportOptions(policy=policy or call.settings.policy.name, **(chosen | changed))
     examples.check(options)
     if follow and name != "interactions":
         raise SettingsError(f"--follow appends lines, and --format {name} is a data set; use interactions")
-    if on is not None and name in run_formats():
+    if on is not None and options.is_of_runs:
         raise SettingsError(
             f"--on {on} exports groups, and --format {name} follows agents' runs through the log, on this machine; "
             "leave --on out, or use one of the other formats"
