@@ -14,7 +14,8 @@ Not covered: pictures and sound; a continuation in another file, which is read a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,9 +137,9 @@ def read_file(path: Path, kind: Kind) -> list[Row]:
     except (OSError, UnicodeDecodeError) as exc:
         raise NotFoundError(f"{path}: cannot be read: {exc}; name a file with ATIF documents") from exc
     made, problems = list[Row](), list[str]()
-    for place, document in _texts(text):
+    for place, document in _documents(text):
         try:
-            made += _rows_or_tasks(read_as(AtifDocument, parse(document), "document"), kind)
+            made += _rows_or_tasks(read_as(AtifDocument, document(), "document"), kind)
         except ValueError as exc:
             problems.append(f"{path}:{place}: {exc}")
     if problems:
@@ -150,14 +151,14 @@ def read_file(path: Path, kind: Kind) -> list[Row]:
     return made
 
 
-def _texts(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each document with its line, from 1."""
+def _documents(text: str) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Yield each document with its line, from 1: what parses it, which raises ValueError."""
     try:
-        parse(text)
+        whole = parse(text)
     except ValueError:
-        yield from ((place, line) for place, line in enumerate(text.split("\n"), 1) if line.strip())
+        yield from ((place, partial(parse, line)) for place, line in enumerate(text.split("\n"), 1) if line.strip())
     else:
-        yield 1, text
+        yield 1, lambda: whole
 
 
 def _rows_or_tasks(document: AtifDocument, kind: Kind) -> Iterator[Row]:
