@@ -22,7 +22,7 @@ from streams.kafka.idle_member import MARGIN_S, SoleMember
 from streams.kafka.node import process as broker
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.settings.model import Broker, Settings
-from tests.support.agent_server import ServeProcess, settings_of
+from tests.support.agent_server import ServeProcess, settings_of, settings_with_topics
 from tests.support.processes import command, environment, read, said, spawn_and_wait, until
 
 pytestmark = pytest.mark.kafka
@@ -37,11 +37,7 @@ def on_another_port(settings: Settings, folder: Path) -> Settings:
 
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
-    plain = settings_of(kafka_bootstrap, tmp_path, SCRIPT)
-    short = plain.kafka.model_copy(update={"session_timeout_s": SESSION_S})
-    made = plain.model_copy(update={"kafka": short})
-    admin.apply_topics(made)
-    return made
+    return settings_with_topics(kafka_bootstrap, tmp_path, SCRIPT, session_s=SESSION_S)
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import pytest
 
 from schemas.events import Turn
 from streams.errors import EXIT_RESTART
-from streams.kafka import admin
 from streams.settings.model import Settings
-from tests.support.agent_server import ServeProcess, check_audit, settings_of, turns
+from tests.support.agent_server import ServeProcess, check_audit, settings_with_topics, turns
 from tests.support.log.secured_node import free_ports
 from tests.support.processes import read, said, until
 
@@ -36,11 +35,7 @@ SCRIPT = {
 
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
-    plain = settings_of(kafka_bootstrap, tmp_path, SCRIPT)
-    short = plain.kafka.model_copy(update={"session_timeout_s": SESSION_S})
-    made = plain.model_copy(update={"kafka": short})
-    admin.apply_topics(made)
-    return made
+    return settings_with_topics(kafka_bootstrap, tmp_path, SCRIPT, session_s=SESSION_S)
 
 
 def one_of_several(settings: Settings) -> Settings:

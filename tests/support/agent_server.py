@@ -54,6 +54,14 @@ def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATO
     )
 
 
+def settings_with_topics(bootstrap: str, folder: Path, script: dict[str, Any], *, session_s: float) -> Settings:
+    """Return settings as `settings_of` whose topics exist; a server that dies is replaced after `session_s`."""
+    plain = settings_of(bootstrap, folder, script)
+    made = plain.model_copy(update={"kafka": plain.kafka.model_copy(update={"session_timeout_s": session_s})})
+    admin.apply_topics(made)
+    return made
+
+
 def training_settings(bootstrap: str, folder: Path, base: str, groups: int) -> Settings:
     """Return settings of a server whose policy `sums` is trained on the tiny model in the folder `base`."""
     made = settings_of(bootstrap, folder)
