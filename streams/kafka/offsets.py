@@ -11,6 +11,7 @@ Not covered: commits beyond the end of a recreated log; and the trainer, which r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,9 +20,10 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as kafka_admin
-from streams.kafka.client import admin_client, unreachable
+from streams.kafka.client import admin_client, consumer, unreachable
 from streams.kafka.group_names import COMMITTING
 from streams.kafka.record import TopicPartition
+from streams.kafka.retry import TICK_S, TRANSIENT
 from streams.kafka.topic_ids import noted_id
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -70,22 +72,38 @@ def positions(settings: Settings) -> list[Position]:
     """
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
     ids = kafka_admin.topic_ids(settings, {topic for topic, _ in bounds})
-    client = admin_client(settings.kafka)
-    prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
-    result: list[Position] = []
-    try:
-        for name in _groups(settings, client):  # librdkafka asks about one group a call
-            futures = client.list_consumer_group_offsets(
-                [ck.ConsumerGroupTopicPartitions(name)], request_timeout=timeout_s
-            )
-            try:
-                commits = futures[name].result().topic_partitions
-            except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
-                raise LogError(f"group {name}: a note in its commits could not be read ({exc}); try again") from exc
-            result += [_position(name.removeprefix(prefix), tp, bounds, ids) for tp in commits if _counts(tp, bounds)]
-    except ck.KafkaException as exc:
-        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    prefix = settings.topics.prefix
+    result = [
+        _position(name.removeprefix(prefix), commit, bounds, ids)
+        for name in _groups(settings, admin_client(settings.kafka))
+        for commit in commits(settings, name, bounds)
+    ]
     return sorted(result, key=lambda position: (position.group, position.topic, position.partition))
+
+
+def commits(settings: Settings, group: str, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
+    """Return the commits that a group, with its full name, has in these partitions.
+
+    A consumer asks that never joins. An AdminClient must not: librdkafka (2.16) ends its process, by a null pointer
+    (librdkafka's rd_kafka_handle_OffsetFetch), when the broker is not the group's coordinator yet, or any more.
+    Raises LogError if the broker does not answer.
+    """
+    timeout_s = settings.kafka.request_timeout_s
+    deadline = time.monotonic() + timeout_s
+    tps = [ck.TopicPartition(*tp) for tp in partitions]
+    asking = consumer(settings.kafka, {"group.id": group, "enable.auto.commit": False})
+    try:
+        while True:
+            try:
+                return [commit for commit in asking.committed(tps, timeout=timeout_s) if commit.offset >= 0]
+            except ck.KafkaException as exc:
+                if exc.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+                    raise unreachable(settings.kafka, exc.args[0].str()) from exc
+                time.sleep(TICK_S)
+            except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
+                raise LogError(f"group {group}: the metadata of a commit could not be read ({exc}); try again") from exc
+    finally:
+        asking.close()
 
 
 def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Position]:
@@ -116,11 +134,6 @@ def _is_ours(name: str, prefix: str) -> bool:
     return name.startswith(prefix) and any(
         bare_name == g or (g.endswith("-") and bare_name.startswith(g)) for g in COMMITTING
     )
-
-
-def _counts(tp: ck.TopicPartition, bounds: Iterable[TopicPartition]) -> bool:
-    """Whether this is a commit in one of the topics; commits in changelogs mean nothing to people."""
-    return tp.offset >= 0 and (tp.topic, tp.partition) in bounds
 
 
 def _position(

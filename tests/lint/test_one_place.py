@@ -1,4 +1,4 @@
-"""What is made in one place alone: consoles, names of consumer groups and of loggers."""
+"""What is made in one place alone: consoles, names of consumer groups and of loggers; and a call that nothing makes."""
 
 from __future__ import annotations
 
@@ -63,6 +63,12 @@ def test_readers_take_the_names_of_their_groups_from_one_place_alone() -> None:
             if isinstance(node, ast.JoinedStr) and _is_group(node):
                 wrong.append(f"{source.path}:{node.lineno}: {ast.unparse(node)}")
     assert [place for place in wrong if "group_names.py" not in place] == []
+
+
+def test_nothing_asks_the_administration_for_commits() -> None:
+    """It ends the process where a node is not the coordinator of the group: streams/kafka/offsets.py asks otherwise."""
+    calls = ((source.path, node) for source in sources() for node in source.nodes if isinstance(node, ast.Attribute))
+    assert [path for path, node in calls if node.attr == "list_consumer_group_offsets"] == []
 
 
 def _is_group(text: ast.JoinedStr) -> bool:

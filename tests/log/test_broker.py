@@ -24,7 +24,8 @@ from confluent_kafka import admin
 from streams.errors import LogError, RefusedError, SettingsError
 from streams.kafka.node import class_archive, config, formatting, jvm, process as broker
 from streams.kafka.node.config import Node, remember
-from streams.settings.model import Broker
+from streams.kafka.offsets import commits
+from streams.settings.model import Broker, Kafka, Settings
 from tests.skips import needs
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
@@ -103,6 +104,13 @@ def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_c
     third = broker.start(node, port=other)
     assert third.bootstrap == f"127.0.0.1:{other}", "it was asked for"
     assert consume(third.bootstrap, len(values)) == values
+
+
+def test_a_group_without_commits_on_a_node_that_never_had_any_has_none(node: Broker) -> None:
+    """The node answers first that it is not the coordinator, which ends the process of an AdminClient (librdkafka)."""
+    bootstrap = broker.start(node, port=0).bootstrap
+    create_topic(bootstrap)
+    assert commits(Settings(kafka=Kafka(bootstrap=bootstrap, request_timeout_s=60)), "nobody", [(TOPIC, 0)]) == []
 
 
 def test_two_processes_that_ensure_at_the_same_time_get_one_node_and_a_second_start_is_refused(node: Broker) -> None:
