@@ -27,7 +27,7 @@ from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.group_protocol import is_by_broker, member_config
 from streams.kafka.lag_meter import LagMeter
-from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
+from streams.kafka.reader import Reader, bounds_of, consume, is_refused, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, MISSING_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage
 from streams.kafka.topic_ids import TopicIds, note
@@ -37,6 +37,8 @@ from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.kafka")
 
+RENEW_S = 3.0
+"""Until a new client asks a group that refused one."""
 T = TypeVar("T")
 OnPartitions = Callable[[list[TopicPartition]], None]
 
@@ -98,6 +100,7 @@ class GroupConsumer(Reader):
         self._must_rejoin = False
         self._failed_begins = 0
         """Consecutive ones."""
+        self._renews_at: float | None = None
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._reached_ends: dict[TopicPartition, int] = {}
         self._is_incremental = is_by_broker(settings.kafka)
@@ -137,7 +140,9 @@ class GroupConsumer(Reader):
         self._meter.heartbeat()
         self._look_for_open_transactions()
         self._topic_ids.look()
-        if self._must_rejoin:
+        if self._renews_at is not None and time.monotonic() > self._renews_at:
+            self._renew()
+        elif self._must_rejoin:
             self._must_rejoin = False
             self._rejoin()
         messages = consume(self._consumer, count, timeout_s)
@@ -167,8 +172,10 @@ class GroupConsumer(Reader):
         elif failed.code() == ck.KafkaError._AUTO_OFFSET_RESET:
             topic, partition = message.topic(), message.partition()
             self._trouble = self._topic_ids.recreation(topic) or self._lost(topic, partition) or error
-        elif failed.code() != ck.KafkaError.INCONSISTENT_GROUP_PROTOCOL or not self._waits_for_others():
+        elif not is_refused(failed) or not self._waits_for_others():
             self._trouble = error
+        elif failed.code() == ck.KafkaError._FATAL:  # this client does not ask again
+            self._renews_at = time.monotonic() + RENEW_S
 
     def take_reached_ends(self) -> dict[TopicPartition, int]:
         """Return the ends that were reached in polls since the last call: everything below was returned.
@@ -181,7 +188,7 @@ class GroupConsumer(Reader):
     def _waits_for_others(self) -> bool:
         """Return whether to wait while all members of the group distribute its partitions by another protocol.
 
-        librdkafka keeps asking, and joins once they have left.
+        A classic member keeps asking, and joins once they have left; for one of `consumer` a new client asks.
         """
         return False
 
@@ -287,10 +294,16 @@ class GroupConsumer(Reader):
         """
         if self._failed_begins > 1:
             log.warning("group %s: the broker answers all but where to begin: joining with a new client", self._group)
-            silent, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
-            self._outage.close(silent.close)
+            self._renew()
         else:
             self._consumer.unsubscribe()
+            self._subscribe()
+
+    def _renew(self) -> None:
+        """Join with a new client."""
+        self._renews_at = None
+        former, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
+        self._outage.close(former.close)
         self._subscribe()
 
     def _on_assign(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:

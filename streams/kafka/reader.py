@@ -534,3 +534,14 @@ def is_unknown_topic(error: ck.KafkaError) -> bool:
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
         return ck.KafkaError(unknown).str() in error.str()
     return bool(error.code() == unknown)
+
+
+def is_refused(error: ck.KafkaError) -> bool:
+    """Whether a group takes no member of this kind, since its members assign the partitions by a protocol of their own.
+
+    To a member of group.protocol=consumer the broker says that there is no such group, which ends its client; the
+    reason is only in the error's text.
+    """
+    if error.code() == ck.KafkaError._FATAL:
+        return ck.KafkaError(ck.KafkaError.GROUP_ID_NOT_FOUND).str() in error.str()
+    return bool(error.code() == ck.KafkaError.INCONSISTENT_GROUP_PROTOCOL)

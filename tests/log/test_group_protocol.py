@@ -26,6 +26,7 @@ __all__ = ["bench"]
 pytestmark = pytest.mark.kafka
 
 CONSUMER = {"driver": "loop", "STREAMWARD_KAFKA__GROUP_PROTOCOL": "consumer"}
+FAUST = {"driver": "faust"}
 CLASSIC = {"driver": "loop", "STREAMWARD_KAFKA__SESSION_TIMEOUT_S": "1.5"}
 
 
@@ -149,3 +150,22 @@ def test_workers_of_the_loop_share_by_the_broker_under_traffic(bench: Bench) -> 
     for worker in (second, third):
         worker.stop()
         worker.ends(with_code=0)
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("order", [(FAUST, CONSUMER), (CONSUMER, FAUST)], ids=["faust-first", "loop-first"])
+def test_a_worker_by_the_broker_and_one_of_faust_wait_for_each_other(
+    bench: Bench, order: tuple[dict[str, str], ...]
+) -> None:
+    first = bench.start(**order[0])
+    first.owns(set(range(PARTITIONS)))
+    traffic = Traffic(bench, 300)
+    traffic.during(1)
+    second = bench.start(**order[1])
+    wait_until(lambda: "takes over when they have left" in second.log(), second.log)
+    traffic.during(2)
+    first.process.kill()
+    second.owns(set(range(PARTITIONS)))
+    traffic.judge()
+    second.stop()
+    second.ends(with_code=0)

@@ -97,6 +97,7 @@ membership = Membership()
 
 # --- in place of aiokafka's functions --------------------------------------------------------------------------------
 
+_OTHER_DRIVER = (errors.InconsistentGroupProtocolError.errno, errors.UnknownError.errno)
 _MEMBER_ERRORS = (errors.NoError.errno, errors.RebalanceInProgressError.errno)
 
 
@@ -104,12 +105,13 @@ async def _send_req(self: Any, request: Any) -> Any:
     """In place of GroupCoordinator._send_req: note what the group says of this member.
 
     aiokafka ends for good where all other members have another protocol: workers of the other driver. Told that the
-    coordinator is loading instead, it asks again.
+    coordinator is loading instead, it asks again. Where the broker assigns the partitions of the others (KIP-848), it
+    cannot read what Faust says of itself, and has an unknown error (seen with Kafka 4.3.1).
     """
     asked_at = membership.clock()
     response = await STOCK[GroupCoordinator, "_send_req"](self, request)
     kind, error = type(request).__name__, getattr(response, "error_code", None)
-    if kind.startswith("JoinGroupRequest") and error == errors.InconsistentGroupProtocolError.errno:
+    if kind.startswith("JoinGroupRequest") and error in _OTHER_DRIVER:
         if not membership.waits:
             log.warning("the workers of this log are of another driver; this one takes over when they have left")
         membership.waits = True

@@ -21,15 +21,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from streams.kafka.node import process as broker
-from streams.settings.load import load
-from streams.settings.model import Settings
 from tests.benchmarks.side_by_side import cpu_s, say
-from tests.support.commands import invoke, rows_of
 from tests.support.processes import command
 
 WANTED, MOST_SHARE = 0.9, 0.6
@@ -53,8 +49,8 @@ def run(seeds: Sequence[int] = (0,)) -> Iterator[dict[str, Any]]:
             shutil.copytree(own, other)
             scratch = _line(own, seed, "scratch")
             yield scratch
-            with _log(other) as log:
-                forks = len(rows_of(invoke(log, "fork", "--where", FAILED, "--output", "jsonl")))
+            with broker.embedded(_data(other) / "kafka"):
+                forks = len(_rows(other, "fork", "--where", FAILED))
             forked = _line(other, seed, "forks")
         share = forked["tokens"] / scratch["tokens"]
         yield forked | {"forks": forks, "share": share, "met": forked["version"] is not None and share <= MOST_SHARE}
@@ -64,9 +60,9 @@ def _line(folder: Path, seed: int, case: str) -> dict[str, Any]:
     """Return the line of a run that is continued to STEPS versions."""
     began, before = time.monotonic(), cpu_s()
     scores = {look["version"]: look["exact"] for look in _demo(folder, seed, STEPS)["held_out"]}
-    with _log(folder) as log:
-        rows = rows_of(invoke(log, "query", TOKENS, "--output", "jsonl"))
-        audit = invoke(log, "audit").exit_code
+    with broker.embedded(_data(folder) / "kafka"):
+        rows = _rows(folder, "query", TOKENS)
+        audit = subprocess.run(command("audit"), cwd=folder, stdout=subprocess.DEVNULL).returncode
     reached = next((version for version, score in sorted(scores.items()) if score >= WANTED), None)
     counted = [row for row in rows if reached is None or row["version"] < reached]
     say(f"fork: {case}, seed {seed}: {scores}")
@@ -93,10 +89,11 @@ def _demo(folder: Path, seed: int, steps: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@contextmanager
-def _log(folder: Path) -> Iterator[Settings]:
-    """Yield the settings of the demo's log, whose node runs while the block does."""
-    data = folder / ".streamward" / "demo"
-    settings = load(file=data / "streamward.toml")
-    with broker.embedded(data / "kafka") as node:
-        yield settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"bootstrap": node.bootstrap})})
+def _rows(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """Return what a command says of the log, in a process of its own: a client takes a copy for the same log."""
+    done = subprocess.run(command(*words, "--output", "jsonl"), cwd=folder, check=True, stdout=subprocess.PIPE)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _data(folder: Path) -> Path:
+    return folder / ".streamward" / "demo"
