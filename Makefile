@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench compare compare-crash compare-table load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
@@ -61,6 +61,17 @@ types: .venv/ready-test
 
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+# the demo's task with ours and with TRL until the same score, then killed twice; the tables and plots of docs/compare.md.
+# ARM chooses arms, ARGS="--steps 2" tries them out
+SEEDS ?= 0
+RESULTS ?= .streamward/compare
+ARM ?=
+compare compare-crash: .venv/ready-test
+	@$(BIN)/python -m tests.benchmarks.compare $(SEEDS) $(if $(filter %-crash,$@),--crash) $(if $(ARM),--arm $(ARM)) --results $(RESULTS) $(ARGS)
+
+compare-table: .venv/ready-test
+	@$(BIN)/python -m tests.benchmarks.compare --table --results $(RESULTS)
 
 # the docs as a site that can be searched, in SITE/site; a link that leads nowhere is an error
 SITE ?= .streamward/site
