@@ -18,6 +18,7 @@ from plugins.environments.episode_agent import EpisodeAgent
 from plugins.environments.episode_replay import read_episodes, replay_episodes
 from plugins.environments.episodes.environment import Environment
 from plugins.environments.listed import open_listed
+from plugins.fork.forking import make_forks
 from schemas import serde
 from schemas.events import EpisodeStart, Response, RewardSource, Task, derive_id
 from schemas.tokens import TokenIds
@@ -35,6 +36,8 @@ from tests.support.agent_server import check_audit, serving, settings_of, turns
 from tests.support.beside import running_beside
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import response, task
+from tests.support.gates import gated
+from tests.support.log.held_out_tasks import CLEAN, LEAKED, evaluate
 from tests.support.processes import read, write
 
 SCORER = (RewardSource(name="environment"),)
@@ -239,6 +242,20 @@ def test_a_run_of_a_fork_begins_with_the_messages_of_its_task_or_is_refused(sett
             end = agent.work(other).run(context, stop)
         server.end(known.trajectory_id, end)
     assert end.ending == "failed" and "its first call has other messages or tools than its task" in end.reason
+
+
+@gated
+def test_a_question_that_a_suite_holds_out_by_now_is_forked_to_be_evaluated(made: Settings) -> None:
+    asked = {
+        text: task(task_id=text[-12:], messages=(user(text),), verifier='{"answer": "11"}') for text in (CLEAN, LEAKED)
+    }
+    answers = [response(task_id=one.task_id, sampling_id=one.task_id) for one in asked.values()]
+    write(made, *asked.values(), *answers)
+    evaluate(made, LEAKED, policy=asked[LEAKED].policy)
+    keys = [MomentKey(answer.task_id, answer.response_id, 0) for answer in answers]
+    forks = make_forks(made, keys, ForkOrder())
+    assert (forks.held_out, forks.refused) == (1, ())
+    assert [each.purpose for each in forks.tasks] == ["train", "eval"]
 
 
 def test_the_audit_finds_forks_that_are_none(made: Settings) -> None:
