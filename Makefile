@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench compare compare-crash compare-table load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench compare compare-crash compare-table load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-quantized setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
@@ -127,6 +127,10 @@ setup-test: .venv/ready-test
 # reasoning-gym compiles a solver, so it needs a C compiler
 setup-gym: .venv/ready
 	$(PIP) --editable '.[gym]'
+
+# a base in 4 bits; every process that loads peft takes a second longer then
+setup-quantized: .venv/ready
+	$(PIP) --editable '.[quantized]'
 
 # what environments by reference need
 setup-environments: .venv/ready
@@ -265,7 +269,7 @@ docs: .venv/ready-test
 
 # needs uv; the lock holds names and versions, no addresses
 lock:
-	uv pip compile --universal --python-version 3.11 pyproject.toml --extra dev --extra gym --extra docker \
+	uv pip compile --universal --python-version 3.11 pyproject.toml --extra dev --extra gym --extra docker --extra quantized \
 	    --no-header --no-annotate --upgrade --output-file requirements.lock
 
 clean:

@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streams.engines import quantized_base
 from streams.engines.rendering.token_table import TokenTable
 from streams.errors import SettingsError
 from streams.files import cache_folder, sha256_of
@@ -95,19 +96,17 @@ def load_base(settings: Model) -> Base:
     """
     check_device(settings.device)
     with _quiet():
-        import torch
-
         folder = folder_of(settings.base)
-        dtype = getattr(torch, settings.dtype)
-        model, tokenizer = _from_pretrained(folder, dtype, settings.base)
+        model, tokenizer = _from_pretrained(folder, settings)
         digest_file = folder / DIGEST_FILE
-        if settings.base in SHIPPED and settings.dtype == "float32":
+        if settings.base in SHIPPED and (settings.dtype, settings.quantization) == ("float32", "none"):
             base_digest = digest_file.read_text().strip()
         else:
             base_digest = digest_of_weights(model)
         base = Base.of(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
         model.eval().requires_grad_(False)
-        model.to(settings.device)
+        if settings.quantization == "none":
+            model.to(settings.device)
     return base
 
 
@@ -142,11 +141,13 @@ def generation_ends(generation_config: Any) -> tuple[int, ...]:
 
 
 def digest_of_weights(model: torch.nn.Module) -> str:
-    """Return the sha256 over name, dtype, shape and bytes of every parameter, by name. Tied parameters count once."""
+    """Return the sha256 over name, dtype, shape and bytes of every parameter, by name, and of the scales of those in 4
+    bits. Tied parameters count once.
+    """
     import torch
 
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in [*sorted(model.named_parameters()), *quantized_base.scales(model)]:
         data = parameter.detach().cpu().contiguous()
         digest.update(f"{name} {data.dtype} {tuple(data.shape)}\n".encode())
         digest.update(memoryview(data.view(-1).view(torch.uint8).numpy()))
@@ -362,15 +363,20 @@ def _bpe_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
-def _from_pretrained(folder: Path, dtype: torch.dtype, base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _from_pretrained(folder: Path, settings: Model) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load from a local folder, safetensors only."""
+    import torch
     from transformers import AutoModelForCausalLM
 
+    dtype = getattr(torch, settings.dtype)
+
+    how = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, **quantized_base.loading(settings)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, **how)
     except BROKEN as exc:
-        raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
-    return model, _tokenizer(folder, base)
+        raise SettingsError(_cannot_load(settings.base, f"{folder}: {_first_line(exc)}")) from exc
+    quantized_base.make_whole_alike(model)
+    return model, _tokenizer(folder, settings.base)
 
 
 def _leave_out_padding(model: PreTrainedModel, table: TokenTable) -> None:

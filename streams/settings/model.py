@@ -379,6 +379,9 @@ class Model(Section):
         "smollm2-135m-instruct", description="a built-in name, a hub id, or a folder with config.json and safetensors"
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="nf4: the base's linear layers in 4 bits, by bitsandbytes (extra `quantized`)"
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
 
 

@@ -24,6 +24,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from streams.engines import quantized_base
 from streams.errors import SettingsError
 from streams.references import is_reference, source_digest
 from streams.settings.load import flatten
@@ -139,7 +140,8 @@ def recipe(settings: Settings) -> dict[str, str]:
         for key, value in flatten(settings)
         if key.split(".")[0] in ("trainer", "model") and key not in NOT_RECIPE
     }
-    libraries = {f"version.{name}": version(name) for name in LIBRARIES}
+    used = LIBRARIES if settings.model.quantization == "none" else (*LIBRARIES, quantized_base.LIBRARY)
+    libraries = {f"version.{name}": version(name) for name in used}
     loss = settings.trainer.loss
     sources = {LOSS_SOURCE: source_digest("trainer.loss", loss)} if is_reference(loss) else {}
     return {

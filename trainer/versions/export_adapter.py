@@ -19,6 +19,7 @@ from peft import PeftModel
 
 from schemas.events import AdapterEvent
 from streams.adapters import signing, store
+from streams.engines import quantized_base
 from streams.engines.base_model import Base, folder_of, is_hub_id, load_base, load_tokenizer
 from streams.errors import NotFoundError, RefusedError
 from streams.files import half_written
@@ -79,6 +80,7 @@ def _with_tokenizer(settings: Settings, trained: AdapterEvent, adapter: Path, fo
 
 def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, folder: Path) -> str:
     """Make `folder` a complete model, in the dtype of its base."""
+    quantized_base.refuse(settings.model, "a complete model")
     base = _base_of(settings, trained)
     model = PeftModel.from_pretrained(base.model, os.fspath(adapter)).merge_and_unload()
     model.config._name_or_path = ""

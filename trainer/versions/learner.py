@@ -25,6 +25,7 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.learning import facts_of, learning_of
+from streams.engines import quantized_base
 from streams.engines.base_model import Base, load_base
 from streams.errors import ContradictoryEvent
 from streams.kafka.history import History
@@ -279,6 +280,8 @@ class Learner:
 
 def base_of(settings: Settings) -> Base:
     """Return the base to train from, not yet on a device if it will be held in parts. Raises as `load_base`."""
+    if settings.trainer.shard_base:
+        quantized_base.refuse(settings.model, "trainer.shard_base")
     device = {"device": "cpu"} if settings.trainer.shard_base else {}
     return load_base(settings.model.model_copy(update=device))
 

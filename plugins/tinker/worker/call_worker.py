@@ -45,6 +45,7 @@ from schemas.events import CallFault, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from schemas.tokens import Octets
 from streams.adapters import stored_tensors
+from streams.engines import quantized_base
 from streams.engines.base_model import Base, load_base
 from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.local.prompt_scores import PromptDraw
@@ -83,6 +84,7 @@ def run(settings: Settings, *, stop: threading.Event, calls: int | None = None) 
     A call that began is finished. While the broker is unreachable it waits (streams/kafka/retry.py). Raises
     SettingsError if the base model cannot be used, LogError if the log fails, StreamwardError if a disk is full.
     """
+    quantized_base.refuse(settings.model, "a worker of calls")
     with connect(settings, stop, None, is_fleet=True, process="calls") as io:
         schema_registry.wait(settings, io.meter, stop)
         io.meter.begin("loading the base model", within_s=START_S)

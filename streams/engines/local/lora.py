@@ -67,7 +67,7 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as exc:
         raise _bad(folder, f"{WEIGHTS} cannot be read: {exc}", "publish the adapter again") from exc
-    modules = dict(model.named_modules())
+    modules, dtype = dict(model.named_modules()), next(model.parameters()).dtype
     factors_of: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, factor = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
@@ -81,7 +81,7 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
             )
         if not tensor.isfinite().all():
             raise _bad(folder, f"{key} holds values that are not finite", "train again from an earlier version")
-        factors_of.setdefault(name, {})[factor] = tensor.to(module.weight)
+        factors_of.setdefault(name, {})[factor] = tensor.to(module.weight.device, dtype)
     if not factors_of:
         raise _bad(folder, f"{WEIGHTS} holds no tensors", "publish the adapter again")
     pairs = {}

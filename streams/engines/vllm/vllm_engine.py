@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 
+from streams.engines import quantized_base
 from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed_slots
 from streams.engines.vllm.completions_api import completions, completions_body, needs_processed, unanswerable
@@ -54,6 +55,7 @@ class VllmEngine:
         Raises SettingsError if one requires another key, has no model, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
         """
+        quantized_base.refuse(settings.model, "engine vllm")
         base = load_base(settings.model.model_copy(update={"device": "cpu"}))
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0

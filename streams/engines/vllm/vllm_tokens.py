@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from streams.egress.http_client import RequestDeadline
+from streams.engines import quantized_base
 from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation
@@ -269,6 +270,7 @@ class VllmTokenEngine:
 
 def build_tokens(settings: Settings) -> tuple[VllmTokenEngine, ChatRendering]:
     """Return the engine over policy.servers and its rendering, by model.base. Raises SettingsError if one is unfit."""
+    quantized_base.refuse(settings.model, "engine vllm")
     base = load_base(settings.model.model_copy(update={"device": "cpu"}))
     engine = VllmTokenEngine(settings.policy, base)
     return engine, ChatRendering(base.tokenizer, base.token_table, base.tokenizer_digest)
