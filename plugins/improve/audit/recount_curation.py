@@ -39,6 +39,8 @@ class AuditedVerdict(NamedTuple):
 
     at: Coordinates
     event: CurationEvent
+    is_sealed: bool = False
+    """Whether the audit cannot read the digest of its transcript: it opens nothing."""
 
     @property
     def source(self) -> Coordinates:
@@ -121,7 +123,7 @@ def recount_curation(facts: Iterable[AuditedVerdict], view: AuditView, runs: Run
 def _about_itself(fact: AuditedVerdict) -> Iterator[AuditFinding]:
     event = fact.event
     own_id = derive_id(event.answer_id, event.labeller, event.actor, *fact.measure, event.supersedes or "")
-    if event.event_id != own_id:
+    if event.event_id != own_id and not fact.is_sealed:
         yield AuditFinding("phantom", fact.at, "its id is not that of its run, labeller, actor, rubric and transcript")
     for gate in event.gates:
         value, bound = gate.value, gate.bound
@@ -161,6 +163,8 @@ def _about_judges(facts: list[AuditedVerdict], runs: list[list[AuditedVerdict]])
             problem = f"a version of {judge.policy} promotes a run of {judge.policy}"
             yield AuditFinding("contradictory", fact.at, problem)
         table = _table(fact, claim, runs)
+        if table is None:
+            continue
         low = _low(table)
         differs = max(abs(claim.kappa - _kappa(table)), abs(claim.low - low)) > TOLERANCE
         if claim.runs != sum(table) or differs:
@@ -176,14 +180,21 @@ def _end_of(claim: JudgeAgreement, at: Coordinates) -> int:
     return claim.counted[at.partition] if at.partition < len(claim.counted) else 0
 
 
-def _table(fact: AuditedVerdict, claim: JudgeAgreement, runs: list[list[AuditedVerdict]]) -> Table:
-    """Return how often people and the judge of a verdict decided what, before the offsets that it counts."""
+def _table(fact: AuditedVerdict, claim: JudgeAgreement, runs: list[list[AuditedVerdict]]) -> Table | None:
+    """Return how often people and the judge of a verdict decided what, before the offsets that it counts.
+
+    None: it is sealed whether they were shown the same transcript.
+    """
     pairs = []
     for verdicts in runs:
         earlier = [one for one in reversed(verdicts) if one.at.offset < _end_of(claim, one.at)]
         person = next((one for one in earlier if one.event.labeller == "person"), None)
         machine = next((one for one in earlier if one.event.labeller != "person"), None)
-        if person is None or machine is None or machine.judge != fact.judge or person.measure != machine.measure:
+        if person is None or machine is None or machine.judge != fact.judge:
+            continue
+        if person.is_sealed or machine.is_sealed:
+            return None
+        if person.measure != machine.measure:
             continue
         judge = machine.event.judge
         if (judge and judge.policy) == machine.event.policy:
@@ -231,8 +242,8 @@ class CurationRecount(SubjectRecount):
         """Take in a verdict, or that a trajectory began or ended."""
         if isinstance(event, CurationEvent):
             judge = event.judge and replace(event.judge, answer="")
-            plain = replace(event, rationale="", metadata={}, judge=judge)
-            self._verdicts.append(AuditedVerdict(record.at, plain))
+            plain = replace(event, rationale="", metadata={}, judge=judge, sealed=None)
+            self._verdicts.append(AuditedVerdict(record.at, plain, event.sealed is not None))
         else:
             conversation, name = event.metadata.get(CONVERSATION, event.trajectory_id), event.trajectory_id
             run = self._runs.get(name, AuditedRun(conversation, event.task_id, event.created_at, None))

@@ -14,6 +14,7 @@ from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of, 
 from plugins.improve.curation.verifier import JudgeVerdict
 from plugins.improve.settings import Improve
 from schemas.conventions import CONVERSATION
+from schemas.event_types import Octets
 from schemas.events import Coordinates, CurationEvent, Event, GateResult, RunVerdict, TrajectoryEvent, derive_id
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
@@ -28,19 +29,27 @@ RULE = Improve(min_runs=10, window=20, gates="max_turns=3")
 RULES = Settings(topics=SETTINGS.topics).model_copy(update={"improve": RULE})
 
 
+def sealed(event: CurationEvent) -> CurationEvent:
+    """Return what a verdict on a person's run is without the key."""
+    return replace(event, rationale="", transcript_digest="", subject="p", sealed=Octets(b"1"))
+
+
 class Curated:
     """A log in which runs end, and gates, a judge and people give their verdicts in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seals: bool = False) -> None:
         self.log = Written()
+        self._opened = Written() if seals else self.log
         self.state = CurationState(RULES)
         self._ms = T0
 
     def write(self, event: Event) -> Coordinates:
         self._ms += 1
-        record = self.log.write(event, self._ms)
+        record = self._opened.write(event, self._ms)
         if isinstance(event, CurationEvent):
             self.state.take(record)
+        if self.log is not self._opened:
+            self.log.write(sealed(event) if isinstance(event, CurationEvent) else event, self._ms)
         return record.at
 
     def ended(self, name: str) -> EndedRun:
@@ -124,6 +133,15 @@ def test_a_verdict_on_a_run_of_a_task_names_its_group() -> None:
     assert not any("not the end of run" in what for what in log.wrong(of_task))
     elsewhere = replace(of_task, task_id="t2", event_id="another")
     assert any("is not the end of run" in what for what in log.wrong(elsewhere))
+
+
+def test_sealed_verdicts_balance_and_what_is_in_clear_in_them_is_recounted(promotion: CurationEvent) -> None:
+    log = Curated(seals=True)
+    log.agree()
+    log.ended("run")
+    assert log.wrong(promotion) == []
+    forged = replace(promotion, event_id="another", source_offset=0)
+    assert log.wrong(forged) == ["contradictory: log.trajectories[0]@0 is not the end of run run"]
 
 
 def test_the_same_verdict_twice_is_a_repetition(promotion: CurationEvent) -> None:
