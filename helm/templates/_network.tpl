@@ -9,6 +9,9 @@
 {{- range splitList "," .Values.kafka.bootstrap }}
 {{- $ports = append $ports (. | trim | splitList ":" | last | int) }}
 {{- end }}
+{{- if and .Values.serve.enabled (include "streamward.severalServers" .) }}
+{{- $ports = append $ports (int .Values.serve.port) }}
+{{- end }}
 {{- $urls := splitList "," .Values.schemas.registryUrl }}
 {{- if include "streamward.asksServers" . }}
 {{- $urls = concat $urls (splitList "," (include "streamward.servers" .)) }}

@@ -81,6 +81,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- with (include "streamward.own" . | fromJson).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
 {{- end -}}
 
+{{/* Whether several servers answer for the log: each then tells the others its address (serve.peer_url). */}}
+{{- define "streamward.severalServers" -}}
+{{- if or (gt (int .Values.serve.replicas) 1) (include "streamward.autoscaled" (dict "root" . "component" "serve")) }}yes{{ end -}}
+{{- end -}}
+
 {{/* Whether policy and serve use vLLM servers, the chart's or existing ones. */}}
 {{- define "streamward.asksServers" -}}
 {{- if and .Values.vllm.enabled .Values.vllm.servers -}}
@@ -210,6 +215,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 {{- if eq .component "serve" -}}
 {{- $_ := set $derived "serve" (dict "host" "0.0.0.0" "port" (int $own.port) "auth" "keys") -}}
+{{- if include "streamward.severalServers" .root -}}{{- $_ := set $derived.serve "peer_url" (printf "http://$(POD_IP):%d" (int $own.port)) -}}{{- end -}}
 {{- $login := dict -}}
 {{- if $own.loginSecret -}}{{- $_ := set $login "signing_key" "/etc/streamward/login/signing.pem" -}}{{- end -}}
 {{- if $own.ingress.enabled -}}
@@ -236,6 +242,9 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- $device := ternary (dict "model" (dict "device" "cuda")) dict (gt (int (default 0 $own.gpus)) 0) -}}
 {{- $patience := dict -}}
 {{- if and (eq .component "trainer") (int $own.ray.workers) -}}{{- $patience = dict "distributed" (dict "wait_s" 3600) -}}{{- end -}}
+{{- if and (eq .component "serve") (include "streamward.severalServers" .root) -}}
+{{- $patience = dict "serve" (dict "address_connections" 0) -}}{{/* the others have one address each for all clients */}}
+{{- end -}}
 {{- $tree := mustMergeOverwrite (dict) $device $patience $said $derived -}}
 {{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
 {{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}
@@ -273,12 +282,16 @@ capabilities:
 {{/* Settings are variables of the Pod template, so a Pod of an older revision that restarts has the settings it was rendered
      with. Kubernetes reads $(NAME) in a value as a reference, and $$ as $. A setting from a Secret takes precedence. */}}
 {{- define "streamward.env" -}}
+{{- if and (eq .component "serve") (include "streamward.severalServers" .root) }}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end }}
 {{- $secret := default dict (include "streamward.own" . | fromJson).secretSettings }}
 {{- range $section, $keys := include "streamward.settings" . | fromJson }}
 {{- range $key, $value := $keys }}
 {{- if not (hasKey $secret (printf "%s.%s" $section $key)) }}
 - name: STREAMWARD_{{ printf "%s__%s" $section $key | upper }}
-  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | replace "$" "$$" | toJson }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | replace "$" "$$" | replace "$$(POD_IP)" "$(POD_IP)" | toJson }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -50,12 +50,12 @@ pytestmark = needs_helm
 def test_what_scales_has_no_replicas_of_its_own_and_the_rest_has() -> None:
     replicas = {name_of(one): one["spec"].get("replicas") for one in of_kind("scaled", "Deployment")}
     assert {name for name, count in replicas.items() if count is None} == {
-        f"Deployment/one-streamward-{name}" for name in ("streams", "scoring", "policy")
+        f"Deployment/one-streamward-{name}" for name in ("streams", "scoring", "policy", "serve")
     }
     scaled = {
         one["spec"]["scaleTargetRef"]["name"] for one in of_kind("scaled", "HorizontalPodAutoscaler", "ScaledObject")
     }
-    assert scaled == {f"one-streamward-{name}" for name in ("streams", "scoring", "policy")}
+    assert scaled == {f"one-streamward-{name}" for name in ("streams", "scoring", "policy", "serve")}
 
 
 @each_case
@@ -63,7 +63,7 @@ def test_a_trainer_never_scales(case: str) -> None:
     targets = [
         one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "HorizontalPodAutoscaler", "ScaledObject")
     ]
-    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-archive", "-serve", "-vllm"))]
+    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-archive", "-vllm"))]
 
 
 def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
@@ -87,7 +87,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
 
 def test_a_budget_goes_by_the_most_replicas() -> None:
     budgets = {name_of(one).rpartition("-")[2] for one in of_kind("scaled", "PodDisruptionBudget")}
-    assert budgets == {"streams", "scoring", "policy", "jobs", "tuner", "calls", "curate"}
+    assert budgets == {"streams", "scoring", "policy", "jobs", "tuner", "calls", "curate", "serve"}
     assert {name_of(one).rpartition("-")[2] for one in of_kind("least", "PodDisruptionBudget")} == {
         "streams",
         "scoring",
@@ -267,9 +267,41 @@ def test_the_worker_of_training_loops_has_the_key_and_the_volumes_of_versions_an
 # --- the server, and fleets -------------------------------------------------------------------------------------------
 
 
-def test_the_server_asks_for_keys_where_its_service_sends_them_and_one_pod_numbers_turns(tmp_path: Path) -> None:
-    found, service = (component("scaled", kind, "serve") for kind in ("Deployment", "Service"))
+def test_one_server_of_the_chart_ends_before_its_successor_starts(tmp_path: Path) -> None:
+    found = component("fleet", "Deployment", "serve")
     assert found["spec"]["replicas"] == 1 and found["spec"]["strategy"] == {"type": "Recreate"}
+    said = settings_of("fleet", "serve", tmp_path)
+    assert said.serve.peer_url == "" and said.serve.address_connections == Serve().address_connections
+    assert "lifecycle" not in spec_of(found)["containers"][0]
+    assert not [*of_kind("fleet", "HorizontalPodAutoscaler")]
+
+
+@pytest.mark.parametrize(("case", "replicas"), [("vllm", 3), ("scaled", None)])
+def test_each_of_several_servers_tells_the_others_where_it_is(case: str, replicas: int | None, tmp_path: Path) -> None:
+    found = component(case, "Deployment", "serve")
+    assert found["spec"].get("replicas") == replicas
+    assert found["spec"]["strategy"] == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    (container,) = spec_of(found)["containers"]
+    pod_ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    assert container["env"][0] == pod_ip, "a reference reads variables before it"
+    assert container["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", "5"]}}}
+    said = settings_of(case, "serve", tmp_path).serve
+    assert (said.peer_url, said.address_connections) == ("http://0.0.0.0:8790", 0)
+    (out,) = [one for one in of_kind(case, "NetworkPolicy") if name_of(one) == "NetworkPolicy/one-streamward"]
+    assert {"protocol": "TCP", "port": 8790} in out["spec"]["egress"][0]["ports"]
+    assert component(case, "PodDisruptionBudget", "serve")["spec"]["maxUnavailable"] == 1
+
+
+def test_servers_scale_by_the_cpu_that_they_ask_for() -> None:
+    spec = component("scaled", "HorizontalPodAutoscaler", "serve")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 3)
+    target = {"type": "Utilization", "averageUtilization": 70}
+    assert spec["metrics"] == [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]
+    assert spec_of(component("scaled", "Deployment", "serve"))["containers"][0]["resources"]["requests"]["cpu"] == "1"
+
+
+def test_the_server_asks_for_keys_where_its_service_sends_them(tmp_path: Path) -> None:
+    found, service = (component("scaled", kind, "serve") for kind in ("Deployment", "Service"))
     said = settings_of("scaled", "serve", tmp_path)
     assert (said.serve.host, said.serve.port, said.serve.auth) == ("0.0.0.0", 8790, "keys")  # noqa: S104
     (container,) = spec_of(found)["containers"]
@@ -334,6 +366,14 @@ def test_a_fleet_is_every_process_that_holds_the_base_model(tmp_path: Path) -> N
         (
             {"serve": {"enabled": True, "settings": {"serve": {"auth": "none"}}}},
             "settings: serve.auth is determined by",
+        ),
+        (
+            {"serve": {"enabled": True, "replicas": 2, "settings": {"serve": {"peer_url": "http://me:1"}}}},
+            "settings: serve.peer_url is determined by",
+        ),
+        (
+            {"serve": {"enabled": True, "autoscaling": {"kind": "hpa", "min": 5}}},
+            "serve.autoscaling.min is 5 and max 4",
         ),
     ],
 )

@@ -299,6 +299,27 @@ def test_vllm_servers_get_their_gpus_and_names_and_go_with_the_release(namespace
 
 
 @pytest.mark.usefixtures("fake")
+def test_three_servers_are_evicted_one_at_a_time_and_replaced_before_they_end(namespace: str) -> None:
+    values: Object = {**VALUES["least"], "serve": {"enabled": True, "replicas": 3}}
+    release("install", namespace, "--wait", SHORT, values=values)
+    of_serve = ("-l", "app.kubernetes.io/component=serve")
+    pods = listed(namespace, "pods", *of_serve)
+    assert len({pod["status"]["podIP"] for pod in pods}) == 3
+    (budget,) = listed(namespace, "pdb", *of_serve)
+    assert (budget["status"]["currentHealthy"], budget["status"]["disruptionsAllowed"]) == (3, 1)
+    values["serve"]["settings"] = {"serve": {"idle_s": 60}}
+    release("upgrade", namespace, "--wait", SHORT, values=values)
+    (deployment,) = listed(namespace, "deployments", *of_serve)
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["status"]["readyReplicas"] == deployment["status"]["updatedReplicas"] == 3
+    values["serve"] |= {"autoscaling": {"kind": "hpa"}}
+    release("upgrade", namespace, "--wait", SHORT, values=values)
+    (scaler,) = listed(namespace, "hpa")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert scaler["spec"]["metrics"][0]["resource"]["name"] == "cpu"
+
+
+@pytest.mark.usefixtures("fake")
 def test_topics_of_strimzi_stay_when_the_release_goes(namespace: str) -> None:
     if not any(version.startswith("kafka.strimzi.io/") for version in run("kubectl", "api-versions").stdout.split()):
         pytest.skip("NOT RUN: the cluster has no definition of KafkaTopic")

@@ -37,6 +37,7 @@ KEYS = {
     "profiles": list, "read_only": bool, "restart": str, "security_opt": list, "shm_size": str,
     "stop_grace_period": str, "tmpfs": list, "volumes": list,
 }  # fmt: skip
+SERVERS = ("serve", "serve-2", "serve-3")
 VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
@@ -73,6 +74,7 @@ def test_profiles_are_those_of_the_header() -> None:
             "fleet",
             "gpu",
             "observability",
+            "servers",
             "ui",
         }
     )
@@ -169,7 +171,7 @@ def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("profile", ["agents", "cpu", "fleet", "gpu", "observability", "ui"])
+@pytest.mark.parametrize("profile", ["agents", "cpu", "fleet", "gpu", "observability", "servers", "ui"])
 def test_docker_compose_takes_the_file(profile: str) -> None:
     compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
     if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
@@ -245,12 +247,23 @@ def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None
 def test_servers_ask_for_keys_and_are_reached_through_tls_alone() -> None:
     caddy = (ROOT / "deploy" / "Caddyfile").read_text(encoding="utf-8")
     sites = dict(re.findall(r"https://localhost:(\d+) \{\s+import stream ([\w-]+:\d+)", caddy))
+    assert re.findall(r"import stream (.*)", caddy)[0].split() == [f"{name}:8790" for name in SERVERS]
     assert SERVICES["tls"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in sites]
     for name in ("serve", "serve-fleet"):
         said = loaded({key: _filled(value) for key, value in SERVICES[name]["environment"].items()}).serve
         assert (said.host, said.auth) == ("0.0.0.0", "keys")  # noqa: S104, of a container
         assert f"{name}:{said.port}" in sites.values() and "ports" not in SERVICES[name]
         assert set(SERVICES[name]["profiles"]) <= set(SERVICES["tls"]["profiles"])
+
+
+def test_each_server_of_agents_tells_the_others_where_it_is() -> None:
+    for name in SERVERS:
+        said = loaded({key: _filled(value) for key, value in SERVICES[name]["environment"].items()}).serve
+        assert (said.auth, said.peer_url) == ("keys", f"http://{name}:{said.port}")
+        assert "ports" not in SERVICES[name]
+        assert {key: value for key, value in SERVICES[name].items() if key not in ("profiles", "environment")} == {
+            key: value for key, value in SERVICES["serve"].items() if key not in ("profiles", "environment")
+        }
 
 
 def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:

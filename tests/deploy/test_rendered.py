@@ -180,7 +180,7 @@ SECURED: Object = {
     "improve": merged(IMPROVE, {name: {"saslSecret": f"for-{name}"} for name in IMPROVERS}),
     "tuner": {"saslSecret": "for-tuner", "enabled": True},
     "calls": {"saslSecret": "for-calls", "enabled": True},
-    "serve": {"saslSecret": "for-serve", "enabled": True, "loginSecret": "login"},
+    "serve": {"saslSecret": "for-serve", "enabled": True, "replicas": 3, "loginSecret": "login"},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
     "archive": {"saslSecret": "for-archive", "enabled": True, "settings": {"archive": {"follow_s": 1}}},
     "signing": {"privateSecret": "signs", "publicSecret": "verifies"},
@@ -262,22 +262,25 @@ def test_what_plugins_add_to_a_release_does_its_work(release: Release) -> None:
 
 
 def test_the_server_answers_who_has_a_key_and_lets_people_log_in(release: Release) -> None:
-    (server,) = release.by_name["serve"]
+    servers = release.by_name["serve"]
+    server = servers[0]
     made = server.execute("streamward", "admin", "access", "keys", "create", "--role", "submitter", "--name", "first")
     assert made.returncode == 0, made.stderr
     user = server.execute(
         "streamward", "admin", "access", "users", "create", "ann", "--role", "viewer", stdin=f"{PASSWORD}\n"
     )
     assert user.returncode == 0, user.stderr
-    url = f"http://{server.address}:{server.container.ports['http']}"
+    urls = [f"http://{each.address}:{each.container.ports['http']}" for each in servers]
     body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 2"}]}
 
-    def asks(headers: dict[str, str]) -> int:
+    def asks(headers: dict[str, str], url: str = urls[0]) -> int:
         return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300).status_code
 
-    until(lambda: asks({"Authorization": f"Bearer {made.stdout.strip()}"}) == 200, "a call", folder=release.host.folder)
+    key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    until(lambda: asks(key) == 200, "a call", folder=release.host.folder)
+    assert [asks(key, url) for url in urls] == [200, 200, 200], "one answers, two forward"
     assert asks({}) == 401
-    login = httpx.post(f"{url}/auth/login", json={"username": "ann", "password": PASSWORD}, timeout=300)
+    login = httpx.post(f"{urls[1]}/auth/login", json={"username": "ann", "password": PASSWORD}, timeout=300)
     assert login.status_code == 200 and asks({"Authorization": f"Bearer {login.json()['access_token']}"}) == 403
 
 

@@ -96,7 +96,7 @@ def of_pod(name: str, spec: Described, configs: Described, secrets: Described, s
         name,
         target_of(container["image"]),
         [*container["command"], *container["args"]],
-        {variable["name"]: _value(variable, configs, secrets) for variable in container["env"]},
+        variables({variable["name"]: _value(variable, configs, secrets) for variable in container["env"]}),
         [_mount(mount["mountPath"], volumes[mount["name"]], configs, secrets) for mount in container["volumeMounts"]],
         probes,
         ports,
@@ -107,7 +107,9 @@ def of_pod(name: str, spec: Described, configs: Described, secrets: Described, s
 def _value(variable: Described, configs: Described, secrets: Described) -> str:
     match variable:
         case {"value": str(value)}:
-            return in_container(value)
+            return value
+        case {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}:
+            return EVERYWHERE
         case {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}:
             return str(secrets[name][key])
         case {"valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}:
@@ -115,10 +117,12 @@ def _value(variable: Described, configs: Described, secrets: Described) -> str:
     raise AssertionError(f"no value for {variable}")
 
 
-def in_container(value: str) -> str:
-    """Return what a container gets as this value of a variable: Kubernetes reads $$ as $."""
-    assert "$(" not in value.replace("$$", ""), f"a reference to another variable: {value}"
-    return value.replace("$$", "$")
+def variables(values: Mapping[str, str]) -> dict[str, str]:
+    """Return what a container gets as its variables: $(NAME) is the value of an earlier one, and $$ is $."""
+    given: dict[str, str] = {}
+    for name, value in values.items():
+        given[name] = re.sub(r"\$\$|\$\((\w+)\)", lambda found: given[found[1]] if found[1] else "$", value)
+    return given
 
 
 def _mount(path: str, volume: Described, configs: Described, secrets: Described) -> Mount:

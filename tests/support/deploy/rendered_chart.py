@@ -23,7 +23,7 @@ import yaml
 from streams.settings.model import Settings
 from tests import skips
 from tests.support.deploy.command_lines import loaded
-from tests.support.deploy.container import in_container
+from tests.support.deploy.container import EVERYWHERE, variables
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm"
@@ -101,6 +101,7 @@ VALUES: dict[str, Object] = {
         "improve": IMPROVE,
         "serve": {
             "enabled": True,
+            "autoscaling": {"kind": "hpa", "max": 3},
             "loginSecret": "login",
             "ingress": {"enabled": True, "host": "streamward.example.org", "tlsSecret": "certificate"},
         },
@@ -116,7 +117,7 @@ VALUES: dict[str, Object] = {
     },
     "vllm": {
         **BOOTSTRAP,
-        "serve": {"enabled": True},
+        "serve": {"enabled": True, "replicas": 3},
         "vllm": {"enabled": True, "replicas": 2, "gpus": 2, "args": ["--max-model-len=2048"]},
         "trainer": {"settings": {"trainer": {"lora_rank": 16}}},
         "metrics": {"monitor": "ServiceMonitor"},
@@ -191,7 +192,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     "improve": ({}, {"improve": IMPROVE}),
     "serve": (
         {},
-        {"serve": {"enabled": True}},
+        {"serve": {"enabled": True, "replicas": 2}},
         {"serve": {"enabled": True, "loginSecret": "login", "ingress": {"enabled": True, "host": "example.org"}}},
     ),
     "audit": ({}, {"audit": {"enabled": True}}),
@@ -303,8 +304,9 @@ def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
             file = folder / at[volume["name"]].relative_to("/") / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    variables = {variable["name"]: in_container(variable["value"]) for variable in container["env"]}
-    return {name: str(folder / text[1:]) if name.endswith("_FILE") else text for name, text in variables.items()}
+    given = variables({variable["name"]: variable.get("value", EVERYWHERE) for variable in container["env"]})
+    given.pop("POD_IP", None)
+    return {name: str(folder / text[1:]) if name.endswith("_FILE") else text for name, text in given.items()}
 
 
 def settings_of(case: str, name: str, folder: Path) -> Settings:
