@@ -265,9 +265,8 @@ def build_application(server: Server) -> ASGIApp:
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
     if auth is not None:
-        server.mcp.server = guarded = Door(
-            app, TABLE, auth.principals, KeyLimits(rule, empty_at=server.place.others_at), auth.requests
-        )
+        limits = KeyLimits(rule, empty_at=server.place.others_at, spent=auth.spent)
+        server.mcp.server = guarded = Door(app, TABLE, auth.principals, limits, auth.requests)
     for part in base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)

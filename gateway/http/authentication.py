@@ -8,8 +8,8 @@ The core decides what a principal may do. A plugin says which principal a key or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from gateway.http.request_record import record_of
 from schemas.events import RequestEvent
 from streams.access.credentials import TokenPair
 from streams.access.roles import Decision, Principal
+from streams.access.token_bucket import TokenBucket
 from streams.errors import LoginRefused
 
 LOGGED_IN = Decision(True, "logged in")
@@ -74,6 +75,8 @@ class Authentication:
     principals: FindsPrincipals
     requests: RecordsRequests | None = None
     """None: requests are not recorded."""
+    spent: Mapping[str, TokenBucket] = field(default_factory=dict)
+    """The tokens of each principal after the requests that earlier servers recorded, by time.monotonic()."""
     logins: LogsPeopleIn | None = None
     """None: people cannot log in."""
     issuer: str = ""

@@ -11,11 +11,12 @@ rows are cancelled, and the turn is recorded as not delivered.
 How many tokens a request has is known at its end, so a key may go beyond its limit with the requests that it has begun.
 
 Of several servers one answers, and counts for all (several_servers.py). The next one does not know how full the buckets
-were: it counts them as empty when the one before was last seen, so no key gets more than its limit.
+were: it counts them as empty when the one before was last seen, so no key gets more than its limit. What a key owes it
+knows from the recorded requests, as does a server that starts again.
 
-Not covered: tokens that a key owed to a server before. Requests without a valid key have no bucket: they are refused
-unread. A batch of JSON-RPC is one request. A call in a thread runs to its end even after its request was answered; a
-slow reader is limited by serve.answer_s, too.
+Not covered: tokens of requests that a killed server had not ended, or that are not recorded (serve.requests). Requests
+without a valid key have no bucket: they are refused unread. A batch of JSON-RPC is one request. A call in a thread runs
+to its end even after its request was answered; a slow reader is limited by serve.answer_s, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,13 +49,22 @@ class Refused429(NamedTuple):
 class KeyLimits:
     """The limits of each key. Runs in one event loop; it has an entry for each valid key that called."""
 
-    def __init__(self, rule: Serve, clock: Callable[[], float] = time.monotonic, empty_at: float | None = None) -> None:
-        """`empty_at`: when another server last counted, by `clock`; None: there was none."""
+    def __init__(
+        self,
+        rule: Serve,
+        clock: Callable[[], float] = time.monotonic,
+        empty_at: float | None = None,
+        spent: Mapping[str, TokenBucket] | None = None,
+    ) -> None:
+        """`empty_at`: when another server last counted, by `clock`; None: there was none. `spent`: the tokens of keys
+        that called before this server started."""
         self._rule, self._clock = rule, clock
         self._new = None if empty_at is None else TokenBucket(0.0, empty_at)
         self._buckets: dict[str, TokenBucket] = {}
         self._at_once: Counter[str] = Counter()
-        self._tokens: dict[str, TokenBucket] = {}
+        self._tokens = dict(spent or {})
+        for who, bucket in self._tokens.items() if self._new is not None else ():
+            self._tokens[who] = min(self._new, spend_tokens(bucket, self._new.at_s, 0, rule))
 
     def begin(self, who: str) -> Refused429 | None:
         """Begin a request of a key, or return why it has to wait. A request that is not refused ends with `end`."""
@@ -88,8 +98,12 @@ class KeyLimits:
         return max(0.0, -self._tokens[who].tokens) * 60 / self._rule.key_tokens_per_min
 
     def _spend(self, who: str, tokens: int) -> TokenBucket:
-        most = self._rule.key_tokens_per_min
-        return spend(self._tokens.get(who, self._new), self._clock(), tokens, rate=most / 60, burst=most)
+        return spend_tokens(self._tokens.get(who, self._new), self._clock(), tokens, self._rule)
+
+
+def spend_tokens(bucket: TokenBucket | None, now_s: float, tokens: int, rule: Serve) -> TokenBucket:
+    """Return the tokens of a key after a request that ended."""
+    return spend(bucket, now_s, tokens, rate=rule.key_tokens_per_min / 60, burst=rule.key_tokens_per_min)
 
 
 class TimeLimits:

@@ -10,8 +10,9 @@ waits while the place moves, and is sent once to a server that reads it. If that
 the client gets status 503: the turn may be recorded, and a retry then gets the recorded answer. A request at a
 server that is no member any more is cut off: it was killed or frozen, since one that leaves has ended its calls.
 
-Not covered: WebSockets, which only the server with the place takes. An address (serve.address_connections, logins) is
-that of the forwarding server.
+A WebSocket is forwarded message by message; it ends (1012) when the place moves, and its client connects again.
+
+Not covered: an address (serve.address_connections, logins) is that of the forwarding server.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from typing import Protocol
 
 import httpx2
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from gateway.http.errors import refusal, response
 from gateway.http.intake import Intake
-from gateway.http.route import RouteTable
+from gateway.http.route import BODY_BYTES, RouteTable
 from streams.errors import CallError, LogError
 
 FORWARDED, MOVED = b"x-streamward-forwarded", b"x-streamward-moved"
@@ -42,6 +46,10 @@ WAIT_S = 120.0
 CONNECT_S = 2.0
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
 """Headers of one connection, RFC 9110, section 7.6.1."""
+DENIAL_HEADERS = frozenset((b"content-type", b"retry-after", b"www-authenticate"))
+"""Headers of a refused handshake that its client gets."""
+TOLD_CODES = frozenset((1000, 1001, 1003, 1007, 1008, 1009, 1011, 1012, 1013))
+"""Codes by which a server ends a WebSocket, which its client gets; others say that the connection broke (RFC 6455)."""
 
 
 class LogPlace(Protocol):
@@ -86,8 +94,6 @@ class Gate:
                 await app(scope, receive, send)
             finally:
                 self._answering -= 1
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1013, "reason": "another server of this log answers"})
         elif any(name == FORWARDED for name, _ in scope["headers"]):
             moved = refusal(
                 503, "this server does not answer for its log now; try again", self._table.dialect(scope["path"])
@@ -105,11 +111,11 @@ class Forwarder:
         """`authority`: certificates by which servers know each other, in addition to the system's."""
         self._place, self._table = place, table
         self._intake = Intake(max_bytes=max_body_bytes, bound="serve.max_body_mb")
-        context = ssl.create_default_context()
+        self._context = ssl.create_default_context()
         if authority is not None:
-            context.load_verify_locations(authority)
+            self._context.load_verify_locations(authority)
         self._client = httpx2.AsyncClient(
-            verify=context,
+            verify=self._context,
             trust_env=False,
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
@@ -138,7 +144,10 @@ class Forwarder:
         await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have one request answered."""
+        """Have one request or WebSocket answered."""
+        if scope["type"] != "http":
+            await self._take_socket(scope, receive, send)
+            return
         dialect = self._table.dialect(scope["path"])
         try:
             body = await self._intake.raw(Request(scope, receive))
@@ -206,6 +215,79 @@ class Forwarder:
         finally:
             await answer.aclose()
         return True
+
+    async def _take_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect a WebSocket to the server that answers; the client waits meanwhile."""
+        await receive()
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            if (url := self._holder) is not None:
+                relay = asyncio.create_task(self._relay_socket(url, scope, receive, send))
+                self._at_holder[relay] = url
+                try:
+                    await asyncio.wait((relay,))
+                    if relay.cancelled() or relay.result():
+                        return
+                finally:
+                    del self._at_holder[relay]
+                    relay.cancel()
+            await asyncio.sleep(LOOK_S)
+        problem = f"no server took this WebSocket within {WAIT_S:g} s; try again"
+        await refusal(503, problem, self._table.dialect(scope["path"]))(scope, receive, send)
+
+    async def _relay_socket(self, url: str, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Pass on the messages of a WebSocket until it ends; return whether a server took or refused it."""
+        query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in _end_to_end(scope["headers"])
+            if name != b"host" and not name.startswith(b"sec-websocket-")
+        ]
+        try:
+            upstream = await connect(
+                f"ws{url.removeprefix('http')}{scope['raw_path'].decode()}{query}",
+                additional_headers=[*headers, (FORWARDED.decode(), "1")],
+                ssl=self._context if url.startswith("https") else None,
+                open_timeout=WAIT_S,
+                max_size=BODY_BYTES,
+                compression=None,
+                proxy=None,
+            )
+        except InvalidStatus as exc:
+            answer = exc.response
+            if MOVED.decode() in answer.headers:
+                return False
+            kept = {name: text for name, text in answer.headers.raw_items() if name.lower().encode() in DENIAL_HEADERS}
+            await Response(bytes(answer.body), answer.status_code, kept)(scope, receive, send)
+            return True
+        except (OSError, InvalidHandshake):
+            return False
+        ways = (asyncio.create_task(_upwards(receive, upstream)), asyncio.create_task(_downwards(upstream, send)))
+        try:
+            await send({"type": "websocket.accept"})
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            code = upstream.close_code
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, upstream.close(), return_exceptions=True)
+            with contextlib.suppress(OSError, RuntimeError):  # the client has left
+                end = {"code": code, "reason": upstream.close_reason} if code in TOLD_CODES else {"code": 1012}
+                await send({"type": "websocket.close", **end})
+        return True
+
+
+async def _upwards(receive: Receive, upstream: ClientConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            await upstream.send(message["bytes"] if text is None else text)
+
+
+async def _downwards(upstream: ClientConnection, send: Send) -> None:
+    with contextlib.suppress(ConnectionClosed, OSError, RuntimeError):
+        async for message in upstream:
+            await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:

@@ -7,6 +7,8 @@ Answers do not wait for it. With serve.requests=lossy an unreachable broker cost
 server refuses requests while the queue is full, or if no event was acknowledged for serve.acknowledge_s; only requests
 within that time can lack events.
 
+A server that starts reads back what its callers spent (serve.key_tokens_per_min): tokens that they owe outlive it.
+
 Callers without a valid key (logins, too) or beyond their limits leave FLOOD_PER_S events a second at most, so that
 refused requests cannot fill the topic; the next event says how many were skipped.
 """
@@ -21,10 +23,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
+from gateway.http.limits import spend_tokens
 from schemas.events import ANONYMOUS, Coordinates, RequestEvent
 from schemas.serde import EncodeError
 from streams.access.token_bucket import TokenBucket, take
 from streams.errors import EventError, LogError
+from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
@@ -39,10 +43,33 @@ LINGER_MS = 50
 LOOK_S = 0.05
 PAUSE_S = 1.0
 """Before it is tried again after the log has refused something."""
+SPENT_S = 3600.0
+"""How far back tokens are read; what a key owes for longer is forgotten."""
 CLOSE_S = 5.0
 """How long the end waits for acknowledgements."""
 
 log = logging.getLogger("streamward.access")
+
+
+def spent_tokens(settings: Settings) -> dict[str, TokenBucket]:
+    """Return the tokens of each principal after the requests of the last SPENT_S, by time.monotonic().
+
+    Each had none left at their beginning: a caller gets less than its limit rather than more. Raises as `times.tail`.
+    """
+    rule, since_unix = settings.serve, time.monotonic() - time.time()
+    begin_s = time.time() - SPENT_S
+    buckets: dict[str, TokenBucket] = {}
+    if not rule.key_tokens_per_min:
+        return buckets
+    begin = times.Begin("time", int(begin_s * 1000))
+    for record in times.tail(settings, times.named(settings, ["requests"]), begin, until_end=True):
+        event = record.event
+        if isinstance(event, RequestEvent) and event.prompt_tokens is not None:
+            who = event.subject_id if event.subject_id.startswith("user ") else f"key {event.subject_id}"
+            bucket = buckets.get(who, TokenBucket(0.0, begin_s + since_unix))
+            tokens = event.prompt_tokens + (event.completion_tokens or 0)
+            buckets[who] = spend_tokens(bucket, event.created_at / 1000 + since_unix, tokens, rule)
+    return buckets
 
 
 class RequestLog:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from schemas.events import Turn
 from streams.errors import EXIT_RESTART
 from streams.settings.model import Settings
 from tests.support.agent_server import ServeProcess, check_audit, settings_with_topics, turns
+from tests.support.log.keys import open_keys
 from tests.support.log.secured_node import free_ports
 from tests.support.processes import read, said, until
 
@@ -38,21 +40,21 @@ def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
     return settings_with_topics(kafka_bootstrap, tmp_path, SCRIPT, session_s=SESSION_S)
 
 
-def one_of_several(settings: Settings) -> Settings:
+def one_of_several(settings: Settings, **rules: Any) -> Settings:
     (port,) = free_ports(1)
-    serve = settings.serve.model_copy(update={"port": port, "peer_url": f"http://127.0.0.1:{port}"})
+    serve = settings.serve.model_copy(update={"port": port, "peer_url": f"http://127.0.0.1:{port}", **rules})
     return settings.model_copy(update={"serve": serve})
 
 
 @pytest.fixture
-def start(settings: Settings, tmp_path: Path) -> Iterator[Callable[[str], ServeProcess]]:
+def start(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., ServeProcess]]:
     """Return how a further server is started, by the name of its folder."""
     with ExitStack() as stack:
 
-        def begin(name: str) -> ServeProcess:
+        def begin(name: str, **rules: Any) -> ServeProcess:
             folder = tmp_path / name
             folder.mkdir()
-            server = ServeProcess(one_of_several(settings), folder)
+            server = ServeProcess(one_of_several(settings, **rules), folder)
             stack.callback(end, server)
             return server
 
@@ -139,7 +141,7 @@ def remove(server: ServeProcess, servers: list[ServeProcess], talks: list[Talk])
 
 @pytest.mark.kills
 def test_calls_to_any_server_are_those_of_one_and_a_rolling_replacement_refuses_none(
-    settings: Settings, start: Callable[[str], ServeProcess]
+    settings: Settings, start: Callable[..., ServeProcess]
 ) -> None:
     servers = [start(name) for name in "abc"]
     first = holder_of(servers)
@@ -157,11 +159,83 @@ def test_calls_to_any_server_are_those_of_one_and_a_rolling_replacement_refuses_
     check_audit(settings)
 
 
+RULE: dict[str, Any] = {"auth": "keys", "key_per_s": 4, "key_burst": 8, "key_tokens_per_min": 6000}
+LONG = "word " * 1200
+"""A prompt of which few use up a minute's tokens."""
+
+
+class Caller(threading.Thread):
+    """A client of a key that calls again at once, each server in turn, whatever it is told."""
+
+    def __init__(self, key: str, urls: list[str], prompt: str, enough: threading.Event) -> None:
+        super().__init__()
+        self.key, self.urls, self.prompt, self.enough = key, urls, prompt, enough
+        self.calls: list[tuple[float, int]] = []
+        """When each answer came, and the tokens of its call."""
+        self.waits: list[float] = []
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        with httpx.Client(timeout=300, headers={"Authorization": f"Bearer {self.key}"}) as client:
+            while not self.enough.is_set():
+                number += 1
+                with suppress(httpx.TransportError):
+                    self.ask(client, self.urls[number % len(self.urls)], number)
+
+    def ask(self, client: httpx.Client, url: str, number: int) -> None:
+        messages = [{"role": "user", "content": f"{QUESTIONS[number % len(QUESTIONS)]} {self.prompt}{number}"}]
+        answer = client.post(f"{url}/v1/chat/completions", json={"model": "sums", "messages": messages})
+        if answer.status_code == 200:
+            self.calls.append((time.monotonic(), answer.json()["usage"]["total_tokens"]))
+        elif answer.status_code == 429:
+            self.waits.append(float(answer.headers["retry-after"]))
+            time.sleep(0.05)
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("answering", [True, False])
+def test_a_limit_of_a_key_is_one_limit_of_three_servers_while_one_is_killed(
+    settings: Settings, start: Callable[..., ServeProcess], answering: bool
+) -> None:
+    with open_keys(settings) as person:
+        keys = [person.create(role="submitter", actor="ann").text for _ in range(2)]
+    servers = [start(name, **RULE) for name in "abc"]
+    first = holder_of(servers)
+    urls, enough, begun = [server.url for server in servers], threading.Event(), time.monotonic()
+    often, long = (
+        [Caller(key, urls, text, enough) for _ in range(2)] for key, text in zip(keys, ("", LONG), strict=True)
+    )
+    try:
+        until(lambda: any(each.waits for each in often) and any(each.waits[-1:] > [15.0] for each in long), "keys wait")
+        killed = first if answering else next(each for each in servers if each is not first)
+        urls.remove(killed.url)
+        killed.kill()
+        killed_at = time.monotonic()
+        moved_at = killed_at + (SESSION_S if answering else 0)
+        for callers in (often, long):
+            until(lambda: any(call[0] > moved_at for each in callers for call in each.calls), "the key is answered")  # noqa: B023
+    finally:
+        enough.set()
+        for caller in (*often, *long):
+            caller.join()
+    for callers in (often, long):
+        calls = sorted(call for caller in callers for call in caller.calls)
+        in_flight, used = len(callers) * max(tokens for _, tokens in calls), 0
+        for number, (at, tokens) in enumerate(calls, start=1):
+            used, passed_s = used + tokens, at - begun
+            assert number <= 1.01 * (RULE["key_burst"] + RULE["key_per_s"] * passed_s)
+            assert used <= 1.01 * (RULE["key_tokens_per_min"] * (1 + passed_s / 60) + in_flight)
+        print(
+            f"{len(calls)} requests, {used} tokens in {calls[-1][0] - begun:.1f} s, killed at {killed_at - begun:.1f} s"
+        )
+
+
 @pytest.mark.kills
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_frozen_server_is_replaced_and_the_conversations_continue(
-    settings: Settings, start: Callable[[str], ServeProcess], way: signal.Signals, seed: int
+    settings: Settings, start: Callable[..., ServeProcess], way: signal.Signals, seed: int
 ) -> None:
     servers = [start(name) for name in "abc"]
     first = holder_of(servers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -14,7 +14,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from gateway.http.several_servers import Forwarder, Gate
 from gateway.http.uvicorn_server import bound, quiet_server
@@ -49,7 +52,20 @@ def own_app(name: str) -> Starlette:
 
         return StreamingResponse(parts())  # type: ignore[arg-type]
 
-    return Starlette(routes=[Route("/say", say, methods=["POST"]), Route("/stream", stream)])
+    async def echo(socket: WebSocket) -> None:
+        if socket.headers.get("authorization") != "Bearer key":
+            await socket.send_denial_response(PlainTextResponse("no key", 401, {"www-authenticate": "Bearer"}))
+            return
+        await socket.accept()
+        with suppress(WebSocketDisconnect):
+            while (text := await socket.receive_text()) != "end":
+                await socket.send_text(f"{name} {socket.url.query} {text}")
+                await socket.send_bytes(text.encode())
+            await socket.close(1008, "enough")
+
+    return Starlette(
+        routes=[Route("/say", say, methods=["POST"]), Route("/stream", stream), WebSocketRoute("/echo", echo)]
+    )
 
 
 @contextmanager
@@ -60,7 +76,7 @@ def server_of(place: PlaceOfTest, listening: socket.socket, name: str) -> Iterat
         forwarder = Forwarder(place, TABLE, MAX_BYTES, None)
         gate = Gate(place, forwarder, PlainTextResponse("healthy"), TABLE)
         gate.open(own_app(name))
-        server = quiet_server(gate, grace_s=1)
+        server = quiet_server(gate, grace_s=1, socket_paths=["/echo"])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forwarder.follow, lambda: None)
             tasks.start_soon(lambda: server.serve(sockets=[listening]))
@@ -103,6 +119,37 @@ def test_a_request_is_answered_by_the_server_with_the_place_as_if_it_had_been_se
     assert httpx.get(f"{url_b}/nothing").status_code == 404
     assert httpx.get(f"{url_b}/healthz").text == "healthy"
     assert httpx.post(f"{url_b}/say", content=b"x" * (MAX_BYTES + 1)).status_code == 413
+
+
+def test_a_websocket_is_answered_by_the_server_with_the_place_until_it_moves(
+    servers: list[tuple[str, PlaceOfTest]],
+) -> None:
+    (url_a, at_a), (url_b, at_b) = servers
+    at_a.is_held, at_b.urls = True, [url_a]
+    url, key = f"ws{url_b.removeprefix('http')}/echo?x=1", {"Authorization": "Bearer key"}
+    with pytest.raises(InvalidStatus) as refused:
+        connect(url)
+    answer = refused.value.response
+    assert (answer.status_code, answer.body, answer.headers["www-authenticate"]) == (401, b"no key", "Bearer")
+    with connect(url, additional_headers=key) as socket:
+        for text in ("one", ""):
+            socket.send(text)
+            assert (socket.recv(), socket.recv()) == (f"a x=1 {text}", text.encode())
+        socket.send("end")
+        with pytest.raises(ConnectionClosed) as ended:
+            socket.recv()
+        assert ended.value.rcvd is not None and (ended.value.rcvd.code, ended.value.rcvd.reason) == (1008, "enough")
+    with connect(url, additional_headers=key) as socket:
+        socket.send("one")
+        socket.recv()
+        at_a.is_held, at_b.is_held, at_b.urls = False, True, [url_b]
+        with pytest.raises(ConnectionClosed) as moved:
+            socket.recv()
+            socket.recv()
+        assert moved.value.rcvd is not None and moved.value.rcvd.code == 1012
+    with connect(url, additional_headers=key) as socket:
+        socket.send("two")
+        assert socket.recv() == "b x=1 two"
 
 
 def test_a_request_is_forwarded_once_and_waits_until_a_server_has_the_place(

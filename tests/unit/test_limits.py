@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from gateway.http.application import Application
 from gateway.http.door import Door
-from gateway.http.limits import KeyLimits, TimeLimits
+from gateway.http.limits import KeyLimits, TimeLimits, spend_tokens
 from gateway.http.request_record import RECORD
 from gateway.rooms.routes import TABLE
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
@@ -60,6 +60,22 @@ def test_servers_that_replace_each_other_let_no_more_through_than_one(
         clock.append(clock[-1] + gap / 50)
         let_in += limits.begin("key") is None
         assert let_in <= burst + rate * clock[-1] + len(gaps) * ROUNDING
+
+
+@given(st.lists(st.tuples(SECONDS, st.integers(0, 500)), max_size=40), st.integers(0, 39))
+def test_tokens_that_a_key_owes_are_owed_to_the_server_that_replaces_another(
+    asked: list[tuple[float, int]], moves: int
+) -> None:
+    rule, clock, used = Serve(auth="keys", key_per_s=0, key_at_once=0, key_tokens_per_min=60), [0.0], 0
+    limits, written = KeyLimits(rule, lambda: clock[-1]), TokenBucket(0.0, 0.0)
+    for number, (gap, tokens) in enumerate(asked):
+        if number == moves:
+            limits = KeyLimits(rule, lambda: clock[-1], empty_at=clock[-1], spent={"key": written})
+        clock.append(clock[-1] + gap)
+        if limits.begin("key") is None:
+            assert used <= 60 + clock[-1] + 1e-6, "it owed tokens, and was let in"
+            limits.end("key", tokens)
+            written, used = spend_tokens(written, clock[-1], tokens, rule), used + tokens
 
 
 @given(st.floats(0, 20), SECONDS, st.floats(0.01, 1000), st.integers(1, 20))

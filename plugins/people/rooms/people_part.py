@@ -1,7 +1,7 @@
 """The callers of a server: keys and people of the log, their logins, and an event of each request.
 
 access ──► AccessLog ──► Authentication ──► the door        people.signing_key ──► Logins ──► routes that log in
-the door ──► RequestLog ──► requests
+the door ──► RequestLog ──► requests ──► spent_tokens ──► the limits of the next server
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.log.server_part import ServerBase, ServerPart
 from plugins.people.access.access_log import AccessLog
 from plugins.people.logins.logins import KeyFile, Logins
 from plugins.people.logins.oidc import Issuer
-from plugins.people.request_log import RequestLog
+from plugins.people.request_log import RequestLog, spent_tokens
 from plugins.people.rooms.oidc_logins import OidcLogins
 from plugins.people.rooms.password_logins import PasswordLogins
 from plugins.people.settings import People
@@ -46,6 +46,7 @@ class PeoplePart(ServerPart):
             self._authentication = Authentication(
                 principals=keys,
                 requests=requests,
+                spent={} if requests is None else spent_tokens(self._base.settings),
                 logins=logins,
                 issuer="" if logins is None else rule.oidc_issuer,
                 public_url=rule.public_url,

@@ -21,8 +21,11 @@ from typing import Any, ClassVar
 
 import psutil
 
-from streams.kafka.group_names import begin
+from streams.kafka.group_names import SERVER, begin
+from streams.kafka.idle_member import SoleMember
+from streams.kafka.retry import BrokerOutage
 from streams.processes import supervisor
+from streams.settings.model import Settings
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, read_given, recount
 from tests.chaos.faults.brokers import AWAY
@@ -52,10 +55,13 @@ class AgentWorld(RecordedWorld):
     """Whose tasks the manager takes."""
     script: ClassVar[Mapping[str, Any]] = {}
     """What the server answers, each time after a pause."""
+    servers: ClassVar[tuple[str, ...]] = ("serve",)
+    """Of several one answers, and the others forward to it; each has clients."""
 
     def open_broker(self) -> None:
-        """Start a node; the server has a port of its own, and pauses before each answer."""
-        rules = {"port": free_ports(1)[0], "idle_s": IDLE_S, "acknowledge_s": ACKNOWLEDGE_S}
+        """Start a node; each server has a port of its own, and pauses before each answer."""
+        self._ports = dict(zip(self.servers, free_ports(len(self.servers)), strict=True))
+        rules = {"port": self._ports["serve"], "idle_s": IDLE_S, "acknowledge_s": ACKNOWLEDGE_S}
         script = json.dumps({"latency_ms": 150, **self.script})
         self._overrides = {**self._overrides, "serve": rules, "policy": {"script": script}}
         self.given = self.folder / "given.jsonl"
@@ -71,7 +77,8 @@ class AgentWorld(RecordedWorld):
         """Have agents and clients at work while the block runs; the clients then end what they have begun."""
         program = f"{sys.executable} {agent_client.__file__} {self.given}"
         folder = str(self.folder / "runs")
-        self.start("serve")
+        for name in self.servers:
+            self.start(name, settings=self._of_server(name))
         self.start("agents", "run", AGENT, "--command", program, "--parallel", str(PARALLEL), "--folder", folder)
         enough = threading.Event()
         clients = [threading.Thread(target=self._walk, args=(n, enough), name=f"client-{n}") for n in range(CLIENTS)]
@@ -85,6 +92,27 @@ class AgentWorld(RecordedWorld):
             enough.set()
             for client in clients:
                 client.join()
+
+    def url_of(self, name: str) -> str:
+        """Return the address of a server."""
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    def _of_server(self, name: str) -> Settings:
+        peer_url = self.url_of(name) if len(self.servers) > 1 else ""
+        serve = self.settings.serve.model_copy(update={"port": self._ports[name], "peer_url": peer_url})
+        return self.settings.model_copy(update={"serve": serve})
+
+    def answering(self) -> str:
+        """Return which of several servers answers. Raises TimeoutError."""
+        never = threading.Event()
+        place = SoleMember(self.direct, SERVER, never, BrokerOutage(self.direct.kafka, never))
+        deadline = time.monotonic() + WITHIN_S
+        while time.monotonic() < deadline:
+            urls = place.member_urls()
+            if name := next((name for name in self.servers if urls[:1] == [self.url_of(name)]), None):
+                return name
+            time.sleep(0.1)
+        raise TimeoutError(f"no server has the place after {WITHIN_S:g} s: {self.said('serve')[-400:]}")
 
     def until_given(self, more: int) -> None:
         """Return once so many more answers have ended at clients. Raises TimeoutError."""
@@ -102,7 +130,7 @@ class AgentWorld(RecordedWorld):
         return [*self._refused, *recount(log_of(self.direct), given)]
 
     def _walk(self, number: int, enough: threading.Event) -> None:
-        url, said = f"{self.settings.serve.url}/agents/{CLIENT}/v1", 0
+        url, said = f"{self.url_of(self.servers[number % len(self.servers)])}/agents/{CLIENT}/v1", 0
         while not enough.is_set():
             texts = [f"{number}: {said} {part}" for part in ("first", "second", "third")]
             try:
@@ -135,6 +163,52 @@ def kill_server(world: World, load: Load, draw: random.Random) -> None:
             world.until_given(draw.randint(3, 9))
             time.sleep(draw.uniform(0, 0.3))
             world.kill("serve")
+
+
+class ThreeServersWorld(AgentWorld):
+    """An AgentWorld whose clients call three servers."""
+
+    servers = ("serve", "serve-2", "serve-3")
+
+
+def _each_kind(world: AgentWorld, draw: random.Random) -> Iterator[str]:
+    """Yield the server to hurt: the one that answers and one that forwards, twice, in random order, under load."""
+    kinds = [True, False] * 2
+    draw.shuffle(kinds)
+    for is_answering in kinds:
+        world.until_given(draw.randint(3, 9))
+        answering = world.answering()
+        time.sleep(draw.uniform(0, 0.3))
+        yield answering if is_answering else draw.choice([name for name in world.servers if name != answering])
+
+
+@fault(
+    17,
+    "one of three servers of agents is killed",
+    "SIGKILL to the one that answers and to one that forwards, twice each, while clients stream",
+    **{**AGENTS, "place": ThreeServersWorld},
+)
+def kill_one_of_three_servers(world: World, load: Load, draw: random.Random) -> None:
+    assert isinstance(world, AgentWorld)
+    with world.at_work():
+        for name in _each_kind(world, draw):
+            world.kill(name)
+
+
+@fault(
+    17,
+    "one of three servers of agents is frozen",
+    "SIGSTOP for three sessions to the one that answers and to one that forwards, twice each, while clients stream",
+    **{**AGENTS, "place": ThreeServersWorld},
+    codes=frozenset({75}),
+)
+def freeze_one_of_three_servers(world: World, load: Load, draw: random.Random) -> None:
+    assert isinstance(world, AgentWorld)
+    with world.at_work():
+        for name in _each_kind(world, draw):
+            with healed(lambda name=name: world.thaw(name)):  # type: ignore[misc]
+                world.freeze(name)
+                time.sleep(3 * world.settings.kafka.session_timeout_s)
 
 
 @fault(
