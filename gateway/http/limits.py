@@ -63,8 +63,9 @@ class KeyLimits:
         self._buckets: dict[str, TokenBucket] = {}
         self._at_once: Counter[str] = Counter()
         self._tokens = dict(spent or {})
-        for who, bucket in self._tokens.items() if self._new is not None else ():
-            self._tokens[who] = min(self._new, spend_tokens(bucket, self._new.at_s, 0, rule))
+        if self._new is not None:
+            for who, bucket in self._tokens.items():
+                self._tokens[who] = min(self._new, spend_tokens(bucket, self._new.at_s, 0, rule))
 
     def begin(self, who: str) -> Refused429 | None:
         """Begin a request of a key, or return why it has to wait. A request that is not refused ends with `end`."""

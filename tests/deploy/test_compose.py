@@ -73,6 +73,7 @@ def test_profiles_are_those_of_the_header() -> None:
             "cpu",
             "fleet",
             "gpu",
+            "judge",
             "observability",
             "servers",
             "ui",
@@ -171,7 +172,7 @@ def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("profile", ["agents", "cpu", "fleet", "gpu", "observability", "servers", "ui"])
+@pytest.mark.parametrize("profile", ["agents", "cpu", "fleet", "gpu", "judge", "observability", "servers", "ui"])
 def test_docker_compose_takes_the_file(profile: str) -> None:
     compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
     if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
@@ -279,6 +280,13 @@ def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:
     assert asked.policy.server_urls == ("http://vllm:8000",)
     assert given["model"] == asked.model.base == trained.model.base
     assert f"served:{asked.policy.server_folder}:ro" in server["volumes"]
+
+
+def test_the_judge_of_the_profile_is_the_one_that_scoring_calls() -> None:
+    said = loaded({key: _filled(value) for key, value in SERVICES["scoring"]["environment"].items()}).scoring
+    model = _filled(SERVICES["judge"]["command"][0]).removeprefix("--model=")
+    assert (said.judge_url, said.judge_model) == ("http://judge:8000/v1", model)
+    assert SERVICES["judge"]["healthcheck"] == SERVICES["vllm"]["healthcheck"]
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if "build" in SERVICES[name]])
