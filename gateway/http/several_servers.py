@@ -226,7 +226,7 @@ class Forwarder:
                 self._at_holder[relay] = url
                 try:
                     await asyncio.wait((relay,))
-                    if relay.cancelled() or relay.result():
+                    if relay.cancelled() or await relay:
                         return
                 finally:
                     del self._at_holder[relay]
