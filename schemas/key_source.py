@@ -45,11 +45,14 @@ class KeySource(Protocol):
         """
         ...
 
-    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+    def subject_of(
+        self, tenant: str | None, person: str | None, caller: str | None, policy: str | None = None
+    ) -> str | None:
         """Return the pseudonym of a person, whose key is made if there is none yet; None: nothing is sealed.
 
-        `person` is the name that the caller gives, unique in its tenant; `caller` the API key or user that calls.
-        Raises ErasedError for a person who was erased, and did not return.
+        `person` is the name that the caller gives, unique in its tenant; `caller` the API key or user that calls;
+        `policy` answers, None: it is not known yet, or there is none. Raises ErasedError for a person who was erased,
+        and did not return.
         """
         ...
 
@@ -75,7 +78,9 @@ class NoKeys:
         """Raise UnknownKeyError."""
         return self.key_of(subject)
 
-    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+    def subject_of(
+        self, tenant: str | None, person: str | None, caller: str | None, policy: str | None = None
+    ) -> str | None:
         """Return None."""
         return None
 

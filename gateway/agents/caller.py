@@ -77,6 +77,9 @@ class FindsAgents(Protocol):
     async def agent_of(self, name: str) -> str | None:
         """Return the agent of a turn or a trajectory; None if the id is unknown."""
 
+    def policy_of(self, model: str) -> str | None:
+        """Return the policy that a model's name leads to; None: an agent has to be looked up, or there is none."""
+
 
 async def read_model_call(
     request: Request, model: type[Read], raw: bytes, recorder: FindsAgents
@@ -84,14 +87,18 @@ async def read_model_call(
     """Return the body and the caller of a request. Raises CallError."""
     body, digest = await read_apart(partial(read_call, model), raw)
     caller, tenant = _caller(request, digest), tenant_of(request)
-    caller = caller._replace(subject=await asyncio.to_thread(subject_of, request, _person_in(body)))
+    policy = recorder.policy_of(getattr(body, "model", None) or "")
+    caller = caller._replace(subject=await asyncio.to_thread(subject_of, request, _person_in(body), policy))
     return body, caller if tenant is None else await _of_tenant(tenant, caller, recorder)
 
 
-def subject_of(request: Request, person: str | None) -> str | None:
-    """Return the pseudonym of whom a request is about; None: nothing is sealed. Raises CallError for an erased one."""
+def subject_of(request: Request, person: str | None, policy: str | None = None) -> str | None:
+    """Return the pseudonym of whom a request to a policy is about; None: nothing is sealed.
+
+    Raises CallError for an erased one.
+    """
     try:
-        return key_source.current().subject_of(tenant_of(request), person, actor_of(request))
+        return key_source.current().subject_of(tenant_of(request), person, actor_of(request), policy)
     except key_source.ErasedError:
         text = "this user was erased, and nothing is recorded for one any more; use another name, or none"
         raise CallError("conflict", text, "user") from None

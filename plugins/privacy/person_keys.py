@@ -84,13 +84,15 @@ class PersonKeys:
             raise UnknownKeyError(f"there is no key of subject {subject}")
         return key
 
-    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+    def subject_of(
+        self, tenant: str | None, person: str | None, caller: str | None, policy: str | None = None
+    ) -> str | None:
         """Return the pseudonym of a person, with a key; None: nothing is sealed.
 
         Raises ErasedError, KeyStoreError, LogError.
         """
         name = person or (caller if self._rule.seal == "all" else None)
-        if name is None or not self._rule.seals_for(tenant):
+        if name is None or not self._rule.seals_for(tenant, policy):
             return None
         log = self._reachable_log()  # `up` reads its file before there is one: then this is asked when it submits
         subject = self.pseudonym(tenant, name) if log is None else self.generations(tenant, name, log)[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -28,6 +29,11 @@ class Privacy(Section):
         "key or user that calls; off: nothing, and what is sealed is read all the same",
     )
     tenants: str = Field("", description="comma separated: those of whom it is sealed; empty: all, and what has none")
+    policies: str = Field(
+        "",
+        description="comma separated names or patterns, as support,acme.*: policies of whom it is sealed; empty: all; "
+        "what names no policy, as a thread, is sealed all the same",
+    )
     grace_s: float = Field(
         0.0, ge=0, description="how long an erasure may be revoked, seconds; the words are unreadable meanwhile"
     )
@@ -56,7 +62,12 @@ class Privacy(Section):
         """Whether there are keys."""
         return bool(self.key_folder or self.command)
 
-    def seals_for(self, tenant: str | None) -> bool:
-        """Return whether words of this tenant are sealed."""
-        names = {name.strip() for name in self.tenants.split(",") if name.strip()}
-        return self.seal != "off" and (not names or tenant in names)
+    def seals_for(self, tenant: str | None, policy: str | None) -> bool:
+        """Return whether words of this tenant are sealed, said to this policy; None: to one that is not known."""
+        tenants, policies = _names(self.tenants), _names(self.policies)
+        is_of_policy = policy is None or not policies or any(fnmatchcase(policy, pattern) for pattern in policies)
+        return self.seal != "off" and (not tenants or tenant in tenants) and is_of_policy
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

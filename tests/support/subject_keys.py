@@ -15,7 +15,9 @@ class SubjectKeys:
         self.unknown: set[str] = set()
         self.restricted: set[str] = set()
 
-    def subject_of(self, tenant: str | None, person: str | None, caller: str | None) -> str | None:
+    def subject_of(
+        self, tenant: str | None, person: str | None, caller: str | None, policy: str | None = None
+    ) -> str | None:
         return person
 
     def close(self) -> None:

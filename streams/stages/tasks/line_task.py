@@ -115,7 +115,7 @@ def with_named(
 def _subject_of(line: TaskLine, reading: Reading) -> str | None:
     """Return the pseudonym of the person whose words a line has; None: nothing is sealed. Raises ValueError."""
     try:
-        return key_source.current().subject_of(line.tenant, line.user, reading.caller)
+        return key_source.current().subject_of(line.tenant, line.user, reading.caller, line.policy)
     except key_source.ErasedError:
         raise ValueError("user: this person was erased, and nothing is recorded for one any more") from None
 

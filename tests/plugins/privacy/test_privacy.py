@@ -297,6 +297,23 @@ def test_words_are_sealed_by_rule(
     assert (keys.subject_of(tenant, person, "a key") is not None) == is_sealed
 
 
+@pytest.mark.parametrize(
+    ("policies", "policy", "is_sealed"),
+    [
+        ("", "sums", True),
+        ("support, red.*", "support", True),
+        ("support, red.*", "red.sums", True),
+        ("support, red.*", "sums", False),
+        ("support, red.*", None, True),
+    ],
+)
+def test_words_to_some_policies_are_sealed_and_those_to_none(
+    made: Settings, rule: Privacy, policies: str, policy: str | None, *, is_sealed: bool
+) -> None:
+    keys = PersonKeys(made, replace_rule(rule, seal="named", policies=policies))
+    assert (keys.subject_of(None, "ann", None, policy) is not None) == is_sealed
+
+
 # --- records and versions ---------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from plugins.privacy.privacy_settings import Privacy
 from schemas import key_source
-from schemas.events import Turn
+from schemas.events import Task, Turn
 from streams.kafka.subject_keys import use_keys
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -92,3 +92,19 @@ def test_what_a_person_says_is_in_no_record_and_nothing_is_taken_from_an_erased_
         kept = [turn for _, turn in read(sealing_settings, Turn) if isinstance(turn, Turn)]
         assert {turn.subject for turn in kept}.isdisjoint({erased["person"]})
     assert places_of(sealing_settings, CANARY) == []
+
+
+def test_the_policy_of_a_call_or_a_task_decides_by_whatever_name_it_is_asked(sealing_settings: Settings) -> None:
+    rule = sealing_settings.of_plugin(Privacy).model_copy(update={"policies": "calc*"})
+    names = sealing_settings.serve.model_copy(update={"model_names": "gpt-*=sums"})
+    settings = sealing_settings.model_copy(update={"privacy": rule, "serve": names})
+    with audited(settings) as url:
+        for model in ("sums", "gpt-5"):
+            body = {**calls_of("ann")["/v1/chat/completions"], "model": model}
+            httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
+        for policy in ("calc", "sums"):
+            line = {"task_id": policy, "policy": policy, "prompt": CANARY, "user": "ann", "answer": 1}
+            httpx.post(f"{url}/tasks", json=line, timeout=300).raise_for_status()
+        use_keys(settings)
+        assert [turn.subject for _, turn in read(settings, Turn)] == [None, None]
+        assert {task.task_id: task.subject is None for _, task in read(settings, Task)} == {"calc": False, "sums": True}

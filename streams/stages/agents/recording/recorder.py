@@ -135,6 +135,11 @@ class Recorder:
         named = (model for pattern, model in targets if fnmatchcase(name, pattern))
         return next(named, name) or self._settings.policy.name
 
+    def policy_of(self, model: str) -> str | None:
+        """Return the policy that a requested name leads to; None: an agent's name, or an unknown one."""
+        policy = self.model_of(model).partition("@")[0]
+        return policy if self._is_known(policy) else None
+
     def models(self) -> list[ServedModel]:
         """Return the names that can be requested, each policy's own first; then the others in serve.model_names."""
         for policy in self._versions.policies:
