@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from schemas.conventions import RatedAnswer, feedback
-from schemas.events import Event, Message, Reward, ToolCall, derive_id
-from streams.errors import RefusedError
+from schemas.events import AdvantagedGroup, Event, Message, Reward, ToolCall, derive_id
+from streams.errors import ContradictoryEvent, RefusedError
 from streams.output import moment
 from streams.tools.query.conversation_examples import examples
 from streams.tools.query.examples import ExportOptions
@@ -87,6 +87,17 @@ def test_a_response_is_a_line_with_the_question_the_answer_and_its_score() -> No
         derive_id("t1", 0), "train", "streamward.groups[0]@0",
     )  # fmt: skip
     assert (second["response"], second["score"]) == ("no", 0.0)
+
+
+@pytest.mark.parametrize(("partition", "offset"), [(0, 7), (1, 0), (99, 0)])
+def test_a_group_that_names_a_place_without_a_response_is_named(partition: int, offset: int) -> None:
+    *others, whole = answered()
+    assert isinstance(whole, AdvantagedGroup)
+    wrong = replace(whole.responses[1], partition=partition, offset=offset)
+    log = Appended(*others, replace(whole, responses=(whole.responses[0], wrong)))
+    place = rf"streamward\.responses\[{partition}\]@{offset}, expected an offset below {2 if partition == 0 else 0}"
+    with pytest.raises(ContradictoryEvent, match=rf"groups\[0\]@0: group {whole.group_id} of task t1 .* is at {place}"):
+        found(log)
 
 
 def test_each_call_of_a_thread_of_tasks_is_a_line_with_the_score_of_its_own_task() -> None:

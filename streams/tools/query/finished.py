@@ -39,6 +39,7 @@ from schemas.events import (
     Turn,
 )
 from schemas.serde import Poison
+from streams.errors import ContradictoryEvent
 from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
@@ -175,6 +176,7 @@ class FinishedReader:
         self._kinds = {topic.name: topic.event for topic in self._names.values()}
         self._partitions: dict[Any, int] = {topic.event: topic.partitions for topic in self._names.values()}
         self._low: dict[TopicPartition, int] = {}
+        self._high: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._first: dict[TopicPartition, int] = {}
         self._places: defaultdict[bytes, list[Coordinates]] = defaultdict(list)
@@ -211,7 +213,9 @@ class FinishedReader:
     def _end(self, label: str) -> dict[TopicPartition, int]:
         bounds = self.history.bounds([label])
         self._low |= {tp: low for tp, (low, _) in bounds.items()}
-        return {tp: high for tp, (_, high) in bounds.items()}
+        ends = {tp: high for tp, (_, high) in bounds.items()}
+        self._high |= ends
+        return ends
 
     def _begin(self, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the offsets to continue from."""
@@ -272,9 +276,8 @@ class FinishedReader:
         # the second copy of a group is skipped: the records it is about were forgotten with the first
         take = self._places.get if keep else self._places.pop
         places_by_group = {position: take(group.task_id.encode(), []) for position, group in groups.items()}
-        name = self._names["responses"].name
         members = {
-            (position, member.slot): Coordinates(name, member.partition, member.offset)
+            (position, member.slot): self._place_of(position, group, member)
             for position, group in groups.items()
             if places_by_group[position]
             for member in group.responses
@@ -284,6 +287,18 @@ class FinishedReader:
             about = [events.get(place) for place in places_by_group[position]]
             responses = [events.get(members.get((position, member.slot), position)) for member in group.responses]
             yield from _answers(position, group, about, responses)
+
+    def _place_of(self, position: Coordinates, group: AdvantagedGroup, member: GroupResponse) -> Coordinates:
+        """Return where a group says that a response is. Raises ContradictoryEvent if the topic has no such record."""
+        place = Coordinates(self._names["responses"].name, member.partition, member.offset)
+        end = self._high.get(place[:2], 0)
+        if place.offset >= end:
+            raise ContradictoryEvent(
+                f"{position}: group {group.group_id} of task {group.task_id} says that response {member.response_id} "
+                f"is at {place}, expected an offset below {end}, where that partition ends; check who wrote the group, "
+                "and leave it out by time (--since, --until)"
+            )
+        return place
 
     def _conversations(self, ended: list[EndedRuns]) -> Iterator[Finished]:
         places = {run.task_id: self._places[run.task_id.encode()] for runs in ended for run in runs.runs}
