@@ -14,9 +14,10 @@ import json
 import os
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import asdict
+from queue import SimpleQueue
 from secrets import token_hex
 from typing import Any
 
@@ -57,6 +58,12 @@ class EnvironmentPool:
         self._lock = threading.Lock()
         self._idle: dict[str, list[_EnvironmentProcess]] = defaultdict(list)
         self._alive: set[_EnvironmentProcess] = set()
+        self._returned: deque[tuple[str, _EnvironmentProcess]] = deque()
+        """Processes whose environment is gone."""
+        self._releasing = threading.Lock()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()
+        """One True for each of them; False: the pool is closed."""
+        self._thread: threading.Thread | None = None
 
     def open(self, start: EpisodeStart) -> Environment:
         """Return an environment for one episode at a time.
@@ -75,6 +82,7 @@ class EnvironmentPool:
             except StreamwardError as exc:
                 raise EpisodeError(f"{start.name}: {exc}", reason="exception") from exc
         self._check_allowed(start.name)
+        self._release_returned()
         process = self._take_idle(start.name, settings) or self._start(start.name)
         try:
             process.open(settings)
@@ -83,7 +91,11 @@ class EnvironmentPool:
             self._release(start.name, process)
             raise
         environment = SandboxedEnvironment(process)
-        weakref.finalize(environment, self._release, start.name, process)
+        weakref.finalize(environment, self._return, start.name, process)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._release_until_closed, name="environments", daemon=True)
+                self._thread.start()
         return environment
 
     def close(self) -> None:
@@ -91,6 +103,7 @@ class EnvironmentPool:
         with self._lock:
             alive, self._alive = list(self._alive), set()
             self._idle.clear()
+        self._wakes.put(False)
         for process in alive:
             process.dispose()
 
@@ -113,6 +126,21 @@ class EnvironmentPool:
         with self._lock:
             self._alive.add(process)
         return process
+
+    def _return(self, name: str, process: _EnvironmentProcess) -> None:
+        """Take a process back. A finalizer runs in any thread, in the middle of anything, so it takes no lock."""
+        self._returned.append((name, process))
+        self._wakes.put(True)
+
+    def _release_until_closed(self) -> None:
+        while self._wakes.get():
+            self._release_returned()
+
+    def _release_returned(self) -> None:
+        """Release all processes that came back; wait for their sessions to end, also if another thread ends them."""
+        with self._releasing:
+            while self._returned:
+                self._release(*self._returned.popleft())
 
     def _release(self, name: str, process: _EnvironmentProcess) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
 from tests.support.doubles import odd_environment
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[3]
 ODD = "tests.support.doubles.odd_environment:OddEnvironment"
@@ -171,6 +172,16 @@ def test_an_episode_in_a_process_is_the_same_as_in_the_thread_and_its_process_se
     _, next_one = opened(pool)
     next_one.begin()
     assert next_one.act(Action("pid")).observation == pid
+
+
+def test_an_environment_may_be_collected_in_a_thread_that_holds_the_lock_of_the_pool(pool: EnvironmentPool) -> None:
+    """The collector runs in the middle of anything, as of `close`: the finalizer would wait for itself."""
+    environment, episode = opened(pool)
+    episode.begin()
+    with pool._lock, pool._releasing:
+        del environment, episode
+        gc.collect()
+    until(lambda: not pool._returned, "a process that is free again")
 
 
 @pytest.mark.parametrize(
