@@ -63,6 +63,7 @@ class OtherEngine:
                     draw_key=request.draw_key,
                     slot=slot,
                     version=version,
+                    trace=request.trace,
                 )
             )
             for slot in range(task.group_size)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,8 +32,8 @@ from streams.errors import SettingsError
 _CONNECTED = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
 
 
-class AnswerTooLarge(Exception):
-    """An answer has more bytes than `fetch` takes."""
+class AnswerTooLarge(httpx2.StreamError):
+    """An answer has more bytes than its caller takes."""
 
 
 def new_client(reach: UrlOrigin = UrlOrigin.SETTINGS, **options: Any) -> httpx2.Client:
@@ -44,14 +45,41 @@ def new_client(reach: UrlOrigin = UrlOrigin.SETTINGS, **options: Any) -> httpx2.
     return httpx2.Client(limits=limits, verify=_tls(), event_hooks=hooks, follow_redirects=False, **options)
 
 
-def new_async_client(reach: UrlOrigin, **options: Any) -> httpx2.AsyncClient:
-    """Return a client for coroutines; `options` are those of httpx2.AsyncClient."""
+def new_async_client(reach: UrlOrigin, most_bytes: int, **options: Any) -> httpx2.AsyncClient:
+    """Return a client for coroutines; `options` are those of httpx2.AsyncClient.
+
+    Reading an answer of more than `most_bytes` raises AnswerTooLarge, unless it is a stream of events.
+    """
 
     async def check(request: httpx2.Request) -> None:
         _check_request(request)
 
-    transport, hooks = CheckedAsyncTransport(reach, verify=_tls()), {"request": [check]}
+    async def limit(response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)  # noqa: S101 - of an AsyncClient
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = _LimitedStream(response.stream, most_bytes)
+
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [check], "response": [limit]}
+    transport = CheckedAsyncTransport(reach, verify=_tls())
     return httpx2.AsyncClient(transport=transport, event_hooks=hooks, follow_redirects=False, **options)
+
+
+class _LimitedStream(httpx2.AsyncByteStream):
+    """The bytes of an answer, up to a number. Reading on raises AnswerTooLarge."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, most_bytes: int) -> None:
+        self._stream, self._most_bytes = stream, most_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        total = 0
+        async for chunk in self._stream:
+            total += len(chunk)
+            if total > self._most_bytes:
+                raise _too_large(self._most_bytes)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _check_request(request: httpx2.Request) -> None:
@@ -75,14 +103,27 @@ def fetch(
 
     Raises AnswerTooLarge, httpx2.TimeoutException, other httpx2.HTTPError, httpx2.InvalidURL.
     """
-    body = bytearray()
     deadline = RequestDeadline(limit_s)
     with deadline, client.stream(method, url, timeout=limit_s, extensions=deadline.extensions, **request) as response:
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > most_bytes:
-                raise AnswerTooLarge(f"more than {most_bytes} bytes")
-    return response.status_code, bytes(body)
+        return response.status_code, body_of(response, most_bytes)
+
+
+def body_of(response: httpx2.Response, most_bytes: int) -> bytes:
+    """Return the body of a streamed answer. Raises AnswerTooLarge, httpx2.HTTPError."""
+    return b"".join(_chunks(response, most_bytes))
+
+
+def _chunks(response: httpx2.Response, most_bytes: float) -> Iterator[bytes]:
+    total = 0
+    for chunk in response.iter_bytes():
+        total += len(chunk)
+        if total > most_bytes:
+            raise _too_large(most_bytes)
+        yield chunk
+
+
+def _too_large(most_bytes: float) -> AnswerTooLarge:
+    return AnswerTooLarge(f"more than {most_bytes} bytes")
 
 
 def bearer(key: str | None, origin: str) -> dict[str, str]:
@@ -102,10 +143,13 @@ def clean_key(key: str, origin: str) -> str:
     return key
 
 
-def lines_of(response: httpx2.Response) -> Iterator[bytes]:
-    """Yield the lines of a streamed answer as they come. httpx2's own lines end at U+2028 within a text, too."""
+def lines_of(response: httpx2.Response, most_bytes: float = math.inf) -> Iterator[bytes]:
+    """Yield the lines of a streamed answer as they come. httpx2's own lines end at U+2028 within a text, too.
+
+    Raises as `body_of`.
+    """
     rest = b""
-    for chunk in response.iter_bytes():
+    for chunk in _chunks(response, most_bytes):
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
     if rest:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from schemas.events import Sampling
 from streams.engines.constraint import Constraint
+from streams.observability.trace_context import Context
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 Drawn = tuple[int, float]
@@ -25,7 +26,7 @@ Drawn = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One answer to draw. Its tokens are a function of only these fields and the weights."""
+    """One answer to draw. Its tokens are a function of only the fields up to `constraint`, and the weights."""
 
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
@@ -41,6 +42,8 @@ class Generation:
     answers."""
     owner: str = ""
     """The policy, if an engine answers for several: waiting generations begin round-robin by policy."""
+    trace: Context | None = None
+    """Where it is in a trace, for a server that is traced too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
+from streams.egress.retry_budget import budget_of
 from streams.observability.trace_context import Context
 from streams.scorers.judge import Judge, JudgeOptions
 from streams.scorers.judge_client import missing_setting
@@ -178,7 +179,8 @@ class Scorers:
                 raise ScoreError(f"{source.name}: {len(responses)} response of this group can be compared, expected 2 "
                                  "or more", reason="alone")  # fmt: skip
             once = partial(self._the_ranking_judge().rank, task, responses, settings, trace)
-            verdicts, tries, spent = persist(once, self._scoring.retries, self._stopping)
+            budget = budget_of(self._scoring.judge_url or "")
+            verdicts, tries, spent = persist(once, self._scoring.retries, self._stopping, budget=budget)
             share = share_of_each(spent, len(responses))
             checked = [check_verdict(verdict, source.name) for verdict in verdicts]
         except Exception as exc:  # a bug costs this group's scores, not the agent
@@ -218,7 +220,8 @@ class Scorers:
                 self._count_timeout(task.task_id, source)
 
         once = partial(self._once, task, response, part, trace)
-        verdict, tries, spent = persist(once, self._scoring.retries, self._stopping, count_timeout)
+        budget = budget_of(self._scoring.judge_url or "") if find(part.name).home == "judge" else None
+        verdict, tries, spent = persist(once, self._scoring.retries, self._stopping, count_timeout, budget=budget)
         return replace(verdict, components=sum_of(verdict.components, spent)), tries
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:

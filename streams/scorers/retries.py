@@ -1,4 +1,4 @@
-"""Retry attempts that may succeed, with growing pauses, and add up their costs.
+"""Retry attempts that may succeed, with growing pauses (streams/egress/retry_budget.py), and add up their costs.
 
 once() ──► a value ──► Tries          ScoreError that may pass ──► pause ──► once() again, `retries` times at most
 """
@@ -9,13 +9,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from streams.egress.retry_budget import RetryBudget
 from streams.scorers.verdict import ScoreError
 
 T = TypeVar("T")
-
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
-"""Longest pause between two attempts; the first is doubled each time."""
 
 
 class Tries(NamedTuple, Generic[T]):
@@ -32,11 +29,16 @@ def persist(
     retries: int,
     stopping: threading.Event,
     on_failure: Callable[[ScoreError], None] = lambda exc: None,
+    *,
+    budget: RetryBudget | None = None,
 ) -> Tries[T]:
-    """Return the first result of `once`; `on_failure` is called with each error. Raises the last ScoreError, with the
-    number and the components of all attempts; the first error once `stopping` is set.
+    """Return the first result of `once`; `on_failure` is called with each error. `budget`: of the server that is asked.
+
+    Raises the last ScoreError, with the number and the components of all attempts; the first error once `stopping` is
+    set.
     """
     spent: dict[str, float] = {}
+    budget = budget or RetryBudget()
     for tries in range(1, retries + 2):
         try:
             return Tries(once(), tries, spent)
@@ -44,7 +46,7 @@ def persist(
             spent = sum_of(exc.spent, spent)
             on_failure(exc)
             is_last = not exc.again or tries > retries
-            if is_last or stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))):
+            if is_last or stopping.wait(budget.pause_s(tries)):
                 raise _after(exc, tries, spent) from exc
     raise AssertionError("unreachable: the loop returns or raises")
 

@@ -142,7 +142,7 @@ def test_the_next_address_is_tried_if_one_does_not_answer(
 
 def test_coroutines_and_sockets_are_checked_alike(server: tuple[str, list[str]]) -> None:
     async def status(reach: UrlOrigin) -> int:
-        async with new_async_client(reach) as client:
+        async with new_async_client(reach, most_bytes=1000) as client:
             return (await client.get(f"http://{server[0]}/")).status_code
 
     assert asyncio.run(status(UrlOrigin.LISTED)) == 200

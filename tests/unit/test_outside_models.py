@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from streams.adapters.versions import empty, fold_all, weights_of
 from streams.engines.outside.outside_model import OutsideModels
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.errors import EventError, SettingsError
+from streams.observability.trace_context import Context
 from streams.settings.load import load
 from streams.settings.model import Outside
 from streams.stages.policy.response_writer import ServedVersion, response
@@ -103,6 +105,16 @@ def test_a_server_that_fails_is_asked_again_and_one_that_refuses_is_not() -> Non
         assert (completions[0].error, len(server.requests)) == (None, 2)
     with answered(raw(b"no", 400), completion(), asked=one, retries=1) as (completions, server):
         assert (completions[0].error is None, len(server.requests)) == (False, 1)
+
+
+def test_a_task_is_sent_in_its_trace() -> None:
+    trace = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+    with judging(completion()) as server:
+        models = OutsideModels(Outside(url=server.url, parallel=1))
+        request = SamplingRequest(sampling_id="s1", task=task(group_size=2), trace=trace)
+        models.sample(OutsideModel(url=server.url, model="theirs"), [request, replace(request, trace=None)])
+        models.close()
+    assert [headers.get("traceparent") for _, headers, _ in server.requests] == [trace.traceparent] * 2 + [None] * 2
 
 
 def test_only_the_url_of_the_settings_is_ever_asked() -> None:

@@ -16,7 +16,7 @@ import pytest
 from streams.engines.vllm import servers as client
 from streams.engines.vllm.servers import VllmServer, VllmServers, rendezvous
 from streams.engines.vllm.vllm_engine import VllmEngine
-from streams.errors import ServerUnavailable, SettingsError, StreamwardError
+from streams.errors import BadAnswer, ServerUnavailable, SettingsError, StreamwardError
 from streams.settings.model import Policy
 from tests.support.doubles.judge import drips, judging
 from tests.support.vllm.contract import (
@@ -40,6 +40,16 @@ def test_a_server_that_was_restarted_loads_the_adapter_again_before_it_answers(
     server.restart()
     (slots,) = engine.sample([PLAIN])
     assert all(slot.error is None for slot in slots) and list(server.loaded) == [name_in(files, 1)]
+
+
+def test_an_answer_that_is_too_long_for_its_request_is_refused(
+    server: Replay, start: Callable[..., VllmEngine], files: Path
+) -> None:
+    engine = start(server, server_retries=0)
+    serve(engine, files, 0)
+    server.turns = [lambda body, said: (*said[:2], said[2] + b" " * client.most_bytes(body))]
+    with pytest.raises(BadAnswer, match=r"more than .* bytes, and no answer to this request is so long"):
+        engine.sample([PLAIN])
 
 
 def test_a_dead_server_is_passed_over_and_used_again_when_it_is_back(

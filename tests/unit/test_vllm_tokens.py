@@ -15,10 +15,12 @@ import pytest
 from streams.engines.base_model import Base, load_base
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import TokenStream
+from streams.engines.vllm import servers
 from streams.engines.vllm.completions_api import seed_of, stream_body
 from streams.engines.vllm.servers import rendezvous
 from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError, RefusedError
+from streams.observability.trace_context import Context
 from tests.support.models.tiny import VOCABULARY
 from tests.support.processes import until
 from tests.support.vllm.contract import GENERATIONS, Replay, Said, generation, replay, settings_for, stream_of
@@ -105,6 +107,23 @@ def test_the_prompt_goes_as_tokens_and_stop_texts_stay_here(server: Replay, star
     assert drawn == whole[: len(drawn)] and stop in text(drawn) and stop not in text(drawn[:-1])
     assert server.tasks()[1] == server.tasks()[0] and "stop" not in server.tasks()[0]
     assert server.tasks()[0]["prompt"] == list(FIRST.prompt_token_ids)
+
+
+def test_a_streamed_answer_is_asked_for_in_its_trace(server: Replay, start: Starting) -> None:
+    trace = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+    engine = start(server)
+    ended(engine.submit(replace(FIRST, trace=trace)))
+    ended(engine.submit(FIRST))
+    assert server.traced() == [(seed_of(FIRST.draw_key), trace.traceparent)]
+
+
+def test_a_stream_without_an_end_is_given_up(server: Replay, start: Starting, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start(server, server_retries=0)
+    monkeypatch.setattr(servers, "BYTES_BESIDE", 2000)
+    monkeypatch.setattr(servers, "BYTES_PER_TOKEN", 0)
+    server.turns = [lambda _, said: (*said[:2], b": a comment" * 1000 + b"\n\n" + said[2])]
+    stream = ended(engine.submit(FIRST))
+    assert stream.ending == "error" and "more than 2000 bytes" in str(stream.error)
 
 
 def test_an_answer_is_tried_again_until_its_first_token_came_and_never_after(server: Replay, start: Starting) -> None:

@@ -36,8 +36,8 @@ from streams.egress.address_guard import UrlOrigin
 from streams.egress.http_client import new_async_client
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
-MOST_LINE_CHARACTERS = 4 * MAX_ANSWER_BYTES
-"""Of a message of a server: what a step may show, in both of its forms, and escaped."""
+MOST_CHARACTERS = 4 * MAX_ANSWER_BYTES
+"""Of a message of a server, bytes over HTTP: what a step may show, in both of its forms, and escaped."""
 INVALID_PARAMS = -32602
 """Of JSON-RPC: the server cannot use the call, and is otherwise well."""
 DIES_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -61,7 +61,7 @@ class BoundedLines(TextReceiveStream):
         chunk = await super().receive()
         last = chunk.rpartition("\n")[2]
         self._line_characters = len(last) + (0 if "\n" in chunk else self._line_characters)
-        if self._line_characters > MOST_LINE_CHARACTERS:
+        if self._line_characters > MOST_CHARACTERS:
             BoundedLines.overflows = True
             await self.transport_stream.aclose()
             raise ClosedResourceError
@@ -137,8 +137,8 @@ class McpEnvironment(OfferedTools):
         try:
             result = self._portal.call(lambda: self._client.call_tool(name, arguments))
         except MCPError as exc:
-            if BoundedLines.overflows:
-                problem = f"{self._name}: {name} answers with more than {MOST_LINE_CHARACTERS} characters"
+            if BoundedLines.overflows or str(MOST_CHARACTERS) in str(exc):  # of an answer over HTTP: its error names it
+                problem = f"{self._name}: {name} answers with more than {MOST_CHARACTERS} characters"
                 raise EpisodeError(problem, reason="too_large") from exc
             if exc.error.code != INVALID_PARAMS:
                 raise EpisodeError(f"{self._name}: {name}: {exc}", reason="crashed") from exc
@@ -157,8 +157,8 @@ async def _client(server: str, credential: str) -> AsyncIterator[Client]:
         headers = {"authorization": f"Bearer {credential}"} if credential else {}
         timeout = httpx2.Timeout(30.0, read=300.0)
         async with (
-            new_async_client(UrlOrigin.LISTED, timeout=timeout, headers=headers) as http,
-            Client(streamable_http_client(server, http_client=http)) as client,
+            new_async_client(UrlOrigin.LISTED, MOST_CHARACTERS, timeout=timeout, headers=headers) as http,
+            Client(streamable_http_client(server, http_client=http, max_sse_event_size=MOST_CHARACTERS)) as client,
         ):
             yield client
     else:

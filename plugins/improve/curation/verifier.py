@@ -27,6 +27,7 @@ from plugins.improve.curation.transcript import Transcript
 from plugins.improve.settings import Improve
 from schemas.events import RATIONALE_CHARACTERS, CurationJudge, RunVerdict
 from streams.adapters.versions import known_policies
+from streams.egress.retry_budget import budget_of
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, model_of, own_object, text_of, unreadable
 from streams.scorers.retries import persist, sum_of
 from streams.scorers.verdict import ScoreError, storable
@@ -86,7 +87,8 @@ class VerifierAgent:
         """Return what the judge says of a run. Raises ScoreError if it says nothing about any run, LogError."""
         reply: list[tuple[str, str]] = []  # the newest answer with its model, read or not
         try:
-            statement, tries, spent = persist(partial(self._ask, transcript, reply), self._scoring.retries, self._stop)
+            once, budget = partial(self._ask, transcript, reply), budget_of(self._client.url)
+            statement, tries, spent = persist(once, self._scoring.retries, self._stop, budget=budget)
         except ScoreError as exc:
             if exc.reason not in OF_RUN and not exc.of_request:
                 raise

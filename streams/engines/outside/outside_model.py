@@ -27,16 +27,18 @@ import httpx2
 from schemas import json_text
 from schemas.events import FinishReason, Message, OutsideModel
 from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
+from streams.egress.retry_budget import budget_of
 from streams.engines.protocol import Completion, SamplingRequest, TokenCounts, failed_slot, failed_slots, uniform
 from streams.errors import EventError
+from streams.observability.trace_context import Context, http_headers_of
 from streams.settings.model import Outside
 
 MOST_BYTES = 4 * 1024 * 1024
 """Longest answer accepted."""
 AGAIN = (408, 409, 425, 429)
 """Statuses after which the same request may succeed, in addition to server errors."""
-FIRST_WAIT_S = 0.5
-"""Delay before the first retry; doubled for each."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
+"""Before the first retry, and at most."""
 ENDS: dict[object, FinishReason] = {"stop": "stop", "length": "length"}
 
 
@@ -127,11 +129,11 @@ class OutsideModels:
         )
         for attempt in range(self._rule.retries + 1):
             try:
-                return self._post(model, body, slot)
+                return self._post(model, body, slot, request.trace)
             except _OneTryError as exc:
                 if not exc.again or attempt == self._rule.retries:
                     return failed_slot(slot, str(exc))
-            time.sleep(FIRST_WAIT_S * 2**attempt)
+            time.sleep(budget_of(model.url).pause_s(attempt + 1, FIRST_PAUSE_S, LONGEST_PAUSE_S))
         raise AssertionError("not reached")
 
     def _body(self, model: OutsideModel, messages: Sequence[Message], values: dict[str, Any]) -> dict[str, Any]:
@@ -139,11 +141,12 @@ class OutsideModels:
         taken = {name: values[name] for name in self._rule.request_parameters if values.get(name) is not None}
         return {"model": model.model, "messages": [_plain(message) for message in messages], **taken}
 
-    def _post(self, model: OutsideModel, body: dict[str, Any], slot: int) -> Completion:
+    def _post(self, model: OutsideModel, body: dict[str, Any], slot: int, trace: Context | None = None) -> Completion:
         """Return the answer to one request. Raises _OneTryError."""
         url, rule = f"{model.url}/chat/completions", self._rule
         try:
-            status, answer = fetch(self._client, "POST", url, limit_s=rule.timeout_s, most_bytes=MOST_BYTES, json=body)
+            limits: dict[str, Any] = {"limit_s": rule.timeout_s, "most_bytes": MOST_BYTES}
+            status, answer = fetch(self._client, "POST", url, **limits, json=body, headers=http_headers_of(trace))
         except (httpx2.HTTPError, httpx2.InvalidURL, AnswerTooLarge) as exc:
             raise _OneTryError(f"outside model at {url}: {exc or type(exc).__name__}", again=True) from exc
         if status != 200:

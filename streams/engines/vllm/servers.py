@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from streams.egress.http_client import RequestDeadline, bearer, lines_of, new_client
-from streams.engines.protocol import uniform
+from streams.egress.http_client import AnswerTooLarge, RequestDeadline, bearer, body_of, lines_of, new_client
+from streams.egress.retry_budget import budget_of
 from streams.errors import (
     BadAnswer,
     RequestRejected,
@@ -51,6 +51,10 @@ HEALTH_TIMEOUT_S = 5.0
 CONNECT_S = 5.0
 """Time limit for a connection, which a reachable machine accepts at once, however busy its server is."""
 BUSY = {429, 502, 503, 504}
+BYTES_PER_TOKEN = 1024
+"""Most bytes of an answer for each token of prompt and choices: an event of a stream, or an id with its logprob."""
+BYTES_BESIDE = 1024 * 1024
+"""Most bytes of what else is in an answer."""
 
 
 class VllmServer:
@@ -159,28 +163,31 @@ class VllmServer:
         """
         limit_s = timeout_s or self._timeout_s
         request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
-        with self._in_time(path, limit_s) as (_, limits):
-            response = self._client.request(method, self.url + path, **limits, **request)
-        self._check(response, path)
+        with (
+            self._in_time(path, limit_s) as (_, limits),
+            self._client.stream(method, self.url + path, **limits, **request) as response,
+        ):
+            content = body_of(response, most_bytes(body or {}))
+        self._check(response, content, path)
         if "json" not in response.headers.get("content-type", ""):
-            return response.text
-        return self._decode(response.content, path)
+            return content.decode(errors="replace")
+        return self._decode(content, path)
 
     def stream(
-        self, path: str, body: dict[str, Any], begun: Callable[[RequestDeadline], None]
+        self, path: str, body: dict[str, Any], begun: Callable[[RequestDeadline], None], trace: Context | None = None
     ) -> Generator[Any, None, None]:
         """Yield the events of a streamed answer as they come; close it early, and the server stops.
 
         `begun` gets a function that ends the request from another thread. Raises as `ask` does, and BadAnswer if the
         answer breaks off.
         """
+        request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
         with self._in_time(path, self._timeout_s) as (deadline, limits):
             begun(deadline)
-            with self._client.stream("POST", self.url + path, **limits, json=body) as response:
-                if response.status_code != 200:
-                    response.read()
-                self._check(response, path)
-                for line in lines_of(response):
+            with self._client.stream("POST", self.url + path, **limits, **request) as response:
+                is_answer = response.status_code == 200
+                self._check(response, b"" if is_answer else body_of(response, BYTES_BESIDE), path)
+                for line in lines_of(response, most_bytes(body)):
                     data = line.strip().removeprefix(b"data:").strip()
                     if data == b"[DONE]":
                         return
@@ -202,19 +209,22 @@ class VllmServer:
             raise ServerUnavailable(
                 f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True
             ) from exc
+        except AnswerTooLarge as exc:
+            raise BadAnswer(f"{self.url}{path} sent {exc}, and no answer to this request is so long") from exc
 
-    def _check(self, response: httpx2.Response, path: str) -> None:
-        """Raise the error for an unsuccessful response."""
+    def _check(self, response: httpx2.Response, content: bytes, path: str) -> None:
+        """Raise the error for an unsuccessful response, whose body is `content`."""
         if response.status_code == 200:
             self.falls = 0
             return
-        error = f"{self.url}{path} answered HTTP {response.status_code}: {_message(response)}"
+        message = _message(content)
+        error = f"{self.url}{path} answered HTTP {response.status_code}: {message}"
         if response.status_code in (401, 403):
             raise SettingsError(f"{error}; check policy.server_key")
         if response.status_code in BUSY:
             raise ServerUnavailable(error, lost=False, wait_s=_retry_after_s(response))
         if response.status_code < 500:
-            raise RequestRejected(error, response.status_code, _message(response))
+            raise RequestRejected(error, response.status_code, message)
         if self._is_healthy():
             raise ServerError(error)
         raise ServerUnavailable(f"{error}; and its /health fails", lost=True)
@@ -290,8 +300,7 @@ class VllmServers:
                 if tries > self._retries:
                     raise
                 log.warning("%s; try %d of %d", exc, tries + 1, self._retries + 1)
-                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
-                time.sleep(pause_s * (0.5 + uniform(key.hex(), 0, tries) / 2))
+                time.sleep(budget_of(server.url).pause_s(tries, FIRST_PAUSE_S, LONGEST_PAUSE_S))
 
     def _pick(self, key: bytes, avoided: VllmServer | None, unfit: list[VllmServer]) -> VllmServer | None:
         """Return the server for a request, None if all usable ones are paused."""
@@ -303,6 +312,12 @@ class VllmServers:
         chosen = max(usable, key=lambda server: rendezvous(key, server.url))
         least = min(usable, key=lambda server: server.in_flight)
         return least if chosen.in_flight - least.in_flight >= FAR_OFF else chosen
+
+
+def most_bytes(body: dict[str, Any]) -> int:
+    """Return how long an answer to a request may be."""
+    tokens: int = (len(body.get("prompt", ())) + body.get("max_tokens", 0)) * body.get("n", 1)
+    return BYTES_BESIDE + BYTES_PER_TOKEN * tokens
 
 
 def rendezvous(key: bytes, url: str) -> bytes:
@@ -323,10 +338,10 @@ def _retry_after_s(response: httpx2.Response) -> float | None:
     return min(seconds, LONGEST_RETRY_AFTER_S) if seconds > 0 else None
 
 
-def _message(response: httpx2.Response) -> str:
+def _message(content: bytes) -> str:
     """Return the server's error message: that of OpenAI's error object, else the start of the body."""
     try:
-        message = response.json()["error"]["message"]
+        message = json.loads(content)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        message = response.text
+        message = content[:1200].decode(errors="replace")
     return str(message)[:300]

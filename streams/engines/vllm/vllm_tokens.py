@@ -222,7 +222,7 @@ class VllmTokenEngine:
         room = min(generation.sampling.max_tokens, self._proof.context_tokens - len(prompt))
         body = {"model": model, **stream_body(generation, room, self.token_table)}
         tokens, reason = list[int](), None
-        with closing(server.stream("/v1/completions", body, answer.begin)) as events:
+        with closing(server.stream("/v1/completions", body, answer.begin, generation.trace)) as events:
             for number, event in enumerate(events):
                 chunk = stream_chunk(event, model=model, prompt=prompt, is_first=number == 0)
                 reason = chunk.finish_reason

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -30,6 +31,7 @@ from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Message, ToolCall
 from streams.cli.root import cli
 from tests import skips
+from tests.support.doubles import plain_mcp
 from tests.support.processes import until
 
 ROOT = Path(__file__).parents[3]
@@ -217,6 +219,46 @@ def test_the_tools_of_an_mcp_server_are_offered_for_a_prompt(over: str) -> None:
         return _play(STDIO)
     with served(TOOLS) as port:
         return _play(f"mcp:http://127.0.0.1:{port}/mcp")
+
+
+class PouringServer(BaseHTTPRequestHandler):
+    """An MCP server over HTTP whose tool answers with 5 MB, as JSON or as an event."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if request["method"] == "tools/call":
+            answer = {"result": {"content": [{"type": "text", "text": "x" * 5_000_000}]}}
+        else:
+            answer = plain_mcp.answer(request["method"], request.get("params") or {}, [plain_mcp.described("pour")])
+        body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **answer}).encode()
+        is_event = self.path == "/events"
+        self.send_response(200 if "id" in request else 202)
+        self.send_header("Content-Type", "text/event-stream" if is_event else "application/json")
+        self.end_headers()
+        if "id" in request:
+            with suppress(ConnectionError):  # of a client that has read enough
+                self.wfile.write(b"data: " + body + b"\n\n" if is_event else body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.environments
+@pytest.mark.parametrize("kind", ["json", "events"])
+def test_an_answer_of_an_mcp_server_over_http_has_an_end(kind: str) -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    from plugins.environments.adapters.mcp_env import McpEnvironment
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), PouringServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with closing(
+            cast(McpEnvironment, load(f"mcp:http://127.0.0.1:{server.server_port}/{kind}", ADD))
+        ) as environment:
+            environment.reset(0)
+            with pytest.raises(EpisodeError, match="pour answers with more than 4194304") as caught:
+                environment.step(calls(("pour", {})))
+        server.shutdown()
+    assert caught.value.reason == "too_large"
 
 
 @pytest.mark.environments

@@ -20,6 +20,7 @@ from streams.engines.sampling_step import ServedCall
 from streams.engines.token_stream import AnswerOrigin, Generation
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.kafka import times
+from streams.observability import trace_context
 from streams.stages.agents.recording.call_prompts import CallPrompt, CallPrompts
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import Conversation, Conversations
@@ -61,6 +62,7 @@ class PreparedCall:
             version=self.version,
             constraint=self.constraint,
             conversation=conversation.trajectory_id,
+            trace=None if conversation.began is None else trace_context.parse(conversation.began.traceparent),
         )
 
 
