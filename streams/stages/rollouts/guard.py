@@ -122,26 +122,26 @@ def judge(
     gate = effective(rule, thresholds, prices)
     if missing := [text for one in (candidate, incumbent) if (text := _missing(one, suite)) is not None]:
         return GuardResult(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
-    found = paired.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
+    pairs = paired.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
     share, metrics = _failed_share(candidate, suite), {}
     findings = list(_failed(share, rule))
     metrics["failed_share"] = share
-    if not found:
+    if not pairs:
         findings.append(_GuardFinding("ask", f"no task of suite {suite} was scored for both versions"))
         return _judgement(findings, metrics, gate)
-    whole = paired.compare(found, rule.confidence)
+    whole = paired.compare(pairs, rule.confidence)
     metrics |= whole.metrics()
-    gain = _gain(whole, found, rule)
+    gain = _gain(whole, pairs, rule)
     if whole.n < rule.min_tasks:
         few = f"{whole.n} tasks were scored for both versions, the rule asks for {rule.min_tasks}"
         return _judgement([_GuardFinding("ask", few), *findings, gain._replace(verdict="ask")], metrics, gate)
-    findings += _scenarios(candidate.outcomes[suite], found, rule, metrics)
+    findings += _scenarios(candidate.outcomes[suite], pairs, rule, metrics)
     findings += _below_thresholds(candidate.outcomes[suite], thresholds, rule)
-    findings += _tokens(found, rule)
+    findings += _tokens(pairs, rule)
     of_both = [version_prices(one.outside, prices) for one in (candidate, incumbent)]
-    findings += _cost(found, rule, of_both, metrics)
-    findings += _recoveries(found, rule, metrics)
-    findings += _latency(found, rule)
+    findings += _cost(pairs, rule, of_both, metrics)
+    findings += _recoveries(pairs, rule, metrics)
+    findings += _latency(pairs, rule)
     return _judgement([*findings, gain], metrics, gate)
 
 
@@ -232,31 +232,31 @@ def _failed(share: float, rule: Guard) -> Iterator[_GuardFinding]:
         yield _GuardFinding("ask", f"{share:.1%} of the slots have no score, the rule allows {rule.max_failed:.1%}")
 
 
-def _gain(whole: paired.Comparison, found: Sequence[paired.Pair], rule: Guard) -> _GuardFinding:
+def _gain(whole: paired.Comparison, pairs: Sequence[paired.Pair], rule: Guard) -> _GuardFinding:
     gain, least = whole.gain, rule.min_improvement
-    says = (
+    text = (
         f"mean reward {whole.reward:.3g} against {whole.reward_against:.3g} on {whole.n} tasks: gain "
         f"{_span(gain)}, the rule asks for more than {least:g}"
     )
     needed = intervals.fewest_unequal(rule.confidence)
-    unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*paired.rewards(found), strict=True))
+    unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*paired.rewards(pairs), strict=True))
     if unequal < needed:
         return _GuardFinding(
-            "ask", f"{says}; {unequal} tasks came out differently, and {needed} could first prove anything"
+            "ask", f"{text}; {unequal} tasks came out differently, and {needed} could first prove anything"
         )
     if gain.low > least + ROUNDING:
-        return _GuardFinding("promote", says)
-    return _GuardFinding("reject" if gain.high < least - ROUNDING else "ask", says)
+        return _GuardFinding("promote", text)
+    return _GuardFinding("reject" if gain.high < least - ROUNDING else "ask", text)
 
 
 def _scenarios(
-    outcomes: Sequence[Outcome], found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]
+    outcomes: Sequence[Outcome], pairs: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]
 ) -> Iterator[_GuardFinding]:
     """Yield the objections of the scenarios, and add the figures of each to `metrics`."""
-    every = sorted({outcome.scenario for outcome in outcomes})
-    by_scenario = paired.by_scenario(found)
-    confidence = 1 - (1 - rule.confidence) / len(every)
-    for name in every:
+    names = sorted({outcome.scenario for outcome in outcomes})
+    by_scenario = paired.by_scenario(pairs)
+    confidence = 1 - (1 - rule.confidence) / len(names)
+    for name in names:
         if name not in by_scenario:
             yield _GuardFinding("ask", f"scenario {name} has no task that was scored for both versions")
             continue
@@ -278,39 +278,39 @@ def _scenarios(
 
 def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule: Guard) -> Iterator[_GuardFinding]:
     for scenario, least in sorted(thresholds.items()):
-        scored = [one for one in outcomes if one.scenario == scenario and one.reward is not None]
+        scored = [outcome for outcome in outcomes if outcome.scenario == scenario and outcome.reward is not None]
         if not scored:
             yield _GuardFinding("ask", f"scenario {scenario} has a threshold and no task with a score")
             continue
         for name, value in sorted(least.items()):
-            values = [(one.success if name == "success" else one.reward) or 0.0 for one in scored]
-            got = intervals.mean(values, rule.confidence)
-            high = intervals.wilson(got.value, got.n, rule.confidence).high if name == "success" else got.high
-            if got.value < value - ROUNDING:
-                says = f"scenario {scenario}: {name} {got.value:.3g} on {got.n} tasks, the suite asks for {value:g}"
-                yield _GuardFinding("reject" if high < value - ROUNDING else "ask", says)
+            values = [(outcome.success if name == "success" else outcome.reward) or 0.0 for outcome in scored]
+            mean = intervals.mean(values, rule.confidence)
+            high = intervals.wilson(mean.value, mean.n, rule.confidence).high if name == "success" else mean.high
+            if mean.value < value - ROUNDING:
+                text = f"scenario {scenario}: {name} {mean.value:.3g} on {mean.n} tasks, the suite asks for {value:g}"
+                yield _GuardFinding("reject" if high < value - ROUNDING else "ask", text)
 
 
-def _tokens(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
+def _tokens(pairs: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
     """Yield the objection to the length of the responses, if any.
 
     first - allowed · second has, per pair, a mean above 0 exactly if the ratio of the means is too large, and needs no
     interval of a ratio (Fieller, JRSS B 16 (1954), pp. 175-185).
     """
-    every = paired.costs(found, "tokens")
-    if every is None:
+    tokens = paired.costs(pairs, "tokens")
+    if tokens is None:
         return
-    excess = intervals.mean([one - rule.max_tokens_ratio * other for one, other in every], rule.confidence)
+    excess = intervals.mean([one - rule.max_tokens_ratio * other for one, other in tokens], rule.confidence)
     if excess.value > ROUNDING:
-        first, second = (math.fsum(side) / len(every) for side in zip(*every, strict=True))
-        says = f"{first:.3g} tokens against {second:.3g} per response"
+        first, second = (math.fsum(side) / len(tokens) for side in zip(*tokens, strict=True))
+        text = f"{first:.3g} tokens against {second:.3g} per response"
         yield _GuardFinding(
-            "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_tokens_ratio:g} times as many"
+            "reject" if excess.low > 0 else "ask", f"{text}, the rule allows {rule.max_tokens_ratio:g} times as many"
         )
 
 
 def _cost(
-    found: Sequence[paired.Pair], rule: Guard, prices: Sequence[TokenPrices | None], metrics: dict[str, float]
+    pairs: Sequence[paired.Pair], rule: Guard, prices: Sequence[TokenPrices | None], metrics: dict[str, float]
 ) -> Iterator[_GuardFinding]:
     """Yield the objection to the cost of responses, if any, and add the ratio to `metrics`; as `_tokens`."""
     if rule.max_cost_ratio is None:
@@ -319,25 +319,27 @@ def _cost(
     if own is None or other_prices is None:
         yield _GuardFinding("ask", "the rule limits the cost, and nothing says what tokens cost; set prices.prompt_usd")
         return
-    pairs = [(own.cost_usd(first), other_prices.cost_usd(second)) for first, second in found]
-    costs = [(one, other) for one, other in pairs if one is not None and other is not None]
-    if len(costs) < len(pairs):
-        yield _GuardFinding("ask", f"the tokens of {len(pairs) - len(costs)} tasks are not recorded, nor their cost")
+    both_costs = [(own.cost_usd(first), other_prices.cost_usd(second)) for first, second in pairs]
+    costs = [(one, other) for one, other in both_costs if one is not None and other is not None]
+    if len(costs) < len(both_costs):
+        yield _GuardFinding(
+            "ask", f"the tokens of {len(both_costs) - len(costs)} tasks are not recorded, nor their cost"
+        )
         return
     first, second = (math.fsum(side) / len(costs) for side in zip(*costs, strict=True))
     if second:
         metrics["cost_ratio"] = first / second
     excess = intervals.mean([one - rule.max_cost_ratio * other for one, other in costs], rule.confidence)
     if excess.value > ROUNDING * second:
-        says = f"{first:.3g} USD against {second:.3g} per response"
+        text = f"{first:.3g} USD against {second:.3g} per response"
         yield _GuardFinding(
-            "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_cost_ratio:g} times as much"
+            "reject" if excess.low > 0 else "ask", f"{text}, the rule allows {rule.max_cost_ratio:g} times as much"
         )
 
 
-def _recoveries(found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]) -> Iterator[_GuardFinding]:
+def _recoveries(pairs: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]) -> Iterator[_GuardFinding]:
     """Yield the objection to too few recoveries from failed tool calls, if any, and add the figures."""
-    both = [pair for pair in found if pair.first.failed_tools and pair.second.failed_tools]
+    both = [pair for pair in pairs if pair.first.failed_tools and pair.second.failed_tools]
     if rule.max_recovery_loss is None or not both:
         return
     shares = [[outcome.recoveries / outcome.failed_tools for outcome in side] for side in zip(*both, strict=True)]
@@ -353,14 +355,14 @@ def _recoveries(found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, fl
         )
 
 
-def _latency(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
-    medians = paired.medians(found, "latency_ms")
+def _latency(pairs: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
+    medians = paired.medians(pairs, "latency_ms")
     if medians is None:
         return
     first, second = medians
     if first > rule.max_latency_ratio * second and first - second > LATENCY_NOISE_MS:
-        says = f"median of {first:.3g} ms against {second:.3g} per response"
-        yield _GuardFinding("ask", f"{says}, the rule allows {rule.max_latency_ratio:g} times as long")
+        text = f"median of {first:.3g} ms against {second:.3g} per response"
+        yield _GuardFinding("ask", f"{text}, the rule allows {rule.max_latency_ratio:g} times as long")
 
 
 def _span(gain: intervals.MeanDifference) -> str:
