@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from streams.settings.model import VARIABLES, Section
+from streams.settings.model import VARIABLES, Section, split_names
 
 
 class Environments(Section):
@@ -40,13 +40,9 @@ class Environments(Section):
     @property
     def importable(self) -> tuple[str, ...]:
         """The modules and packages that may be imported, and `.`."""
-        return _names(self.modules)
+        return split_names(self.modules)
 
     @property
     def allowed_servers(self) -> tuple[str, ...]:
         """The servers that tasks may name."""
-        return _names(self.servers)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+        return split_names(self.servers)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from plugins.guardrails.guardrail_settings import Guardrails, names_in
+from plugins.guardrails.guardrail_settings import Guardrails
 from plugins.guardrails.scanner import Scanner
 from streams.errors import RefusedError
 from streams.evaluation.suite import Suite
 from streams.kafka.history import History
 from streams.rows.row_texts import RowTexts
 from streams.rows.training_gate import ALLOW, ReasonFinder, TrainingGate, TrainingUse
-from streams.settings.model import Settings
+from streams.settings.model import Settings, split_names
 
 NAMED_ROWS = 5
 """Rows that a refusal names."""
@@ -29,7 +29,7 @@ class HeldOutTexts:
     def __init__(self, settings: Settings | None) -> None:
         """None: no row is held out. Raises SettingsError as Scanner."""
         rule = Guardrails() if settings is None else settings.of_plugin(Guardrails)
-        self._rules = () if settings is None else names_in(rule.holds_out)
+        self._rules = () if settings is None else split_names(rule.holds_out)
         self._scanner = Scanner(rule) if self._rules else None
 
     def check(self, rows: Iterable[RowTexts], use: TrainingUse) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -14,7 +14,7 @@ from schemas import json_text
 from schemas.events import GuardrailMode
 from streams.errors import SettingsError
 from streams.scorers.term_swaps import read_terms
-from streams.settings.model import Section
+from streams.settings.model import Section, split_names
 
 if TYPE_CHECKING:
     from plugins.guardrails.rules.answer_checks import AnswerRules
@@ -144,7 +144,7 @@ class Guardrails(Section):
     @field_validator("flow_of")
     @classmethod
     def _is_list_of_modes(cls, text: str) -> str:
-        for pattern, mode in _flow_modes(text):
+        for pattern, mode in _modes(text):
             if not pattern or mode not in ("off", "monitor", "enforce"):
                 raise ValueError(f"{pattern}={mode}: expected AGENT=off, AGENT=monitor or AGENT=enforce")
         return text
@@ -152,7 +152,7 @@ class Guardrails(Section):
     @property
     def has_flow(self) -> bool:
         """Whether the rule by flow decides about the calls of any agent."""
-        return self.flow != "off" or any(mode != "off" for _, mode in _flow_modes(self.flow_of))
+        return self.flow != "off" or any(mode != "off" for _, mode in _modes(self.flow_of))
 
     @property
     def flow_rule(self) -> FlowRule:
@@ -162,7 +162,7 @@ class Guardrails(Section):
 
     def flow_mode(self, agent_id: str) -> FlowMode:
         """Return the mode of the rule by flow for an agent."""
-        modes = _flow_modes(self.flow_of)
+        modes = _modes(self.flow_of)
         return next((mode for pattern, mode in modes if fnmatchcase(agent_id, pattern)), self.flow)
 
     @property
@@ -180,11 +180,12 @@ class Guardrails(Section):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of rules that run."""
-        return names_in(self.rules)
+        return split_names(self.rules)
 
     def mode_of(self, agent_id: str, place: str, protocol: str) -> DoorMode:
         """Return the mode for an agent's texts at a place."""
-        for pattern, mode in _modes(self.modes):
+        modes: list[tuple[str, DoorMode]] = _modes(self.modes)
+        for pattern, mode in modes:
             agent, _, part = pattern.partition("@")
             if fnmatchcase(agent_id, agent) and part in ("", place, protocol):
                 return mode
@@ -198,7 +199,7 @@ class Guardrails(Section):
     @model_validator(mode="after")
     def _is_known(self) -> Guardrails:
         for name, names in (("rules", KINDS), ("national_ids", tuple(NATIONAL_IDS))):
-            if unknown := [word for word in names_in(getattr(self, name)) if word not in names]:
+            if unknown := [word for word in split_names(getattr(self, name)) if word not in names]:
                 raise ValueError(f"{name} has {unknown[0]!r}; expected of {', '.join(names)}")
         for _, mode in _modes(self.modes):
             if mode not in get_args(DoorMode):
@@ -210,14 +211,9 @@ class Guardrails(Section):
         return self
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a comma separated setting."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def thresholds(text: str, name: str) -> dict[str, float]:
     """Return the least scores by label. Raises ValueError that names the setting."""
-    parts = [part.partition("=") for part in names_in(text)]
+    parts = [part.partition("=") for part in split_names(text)]
     try:
         return {label.strip().lower(): float(score) for label, _, score in parts}
     except ValueError:
@@ -229,11 +225,7 @@ def strictest(mode: DoorMode) -> GuardrailMode:
     return "monitor" if mode == "off" else mode
 
 
-def _modes(text: str) -> list[tuple[str, DoorMode]]:
-    parts = [part.partition("=") for part in names_in(text)]
-    return [(pattern.strip(), mode.strip()) for pattern, _, mode in parts]  # type: ignore[misc]  # checked at the start
-
-
-def _flow_modes(text: str) -> list[tuple[str, FlowMode]]:
-    parts = (part.strip().rpartition("=") for part in text.split(",") if part.strip())
-    return [(pattern, mode) for pattern, _, mode in parts]  # type: ignore[misc]  # _is_list_of_modes checks them
+def _modes(text: str) -> list[tuple[str, Any]]:
+    """Return PATTERN=MODE, comma separated, in order; a validator checks the modes."""
+    parts = [part.partition("=") for part in split_names(text)]
+    return [(pattern.strip(), mode.strip()) for pattern, _, mode in parts]

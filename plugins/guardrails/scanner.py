@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from plugins.guardrails.guardrail_settings import Guardrails, names_in, thresholds
+from plugins.guardrails.guardrail_settings import Guardrails, thresholds
 from plugins.guardrails.rules import injection, linear_patterns, personal
 from plugins.guardrails.rules.outside import OUTSIDE_ERRORS, ModerationEndpoint, OutsideModel, TextClassifier
 from plugins.guardrails.rules.text_view import TextView, invisible_text, text_views
 from schemas import json_text
 from schemas.events import GuardrailDecision, GuardrailKind
 from streams.errors import SettingsError
+from streams.settings.model import split_names
 
 Spans = tuple[tuple[int, int], ...]
 _ORDER: tuple[GuardrailDecision, ...] = ("pass", "flag", "block")
@@ -52,9 +53,9 @@ class Scanner:
 
     def __init__(self, rule: Guardrails) -> None:
         """Raises SettingsError for a pattern that is not run, or where a package is missing."""
-        self._redacts = names_in(rule.redacts)
-        self._kinds, self._blocks = rule.kinds, frozenset(names_in(rule.blocks)) - set(self._redacts)
-        self._national_ids = names_in(rule.national_ids)
+        self._redacts = split_names(rule.redacts)
+        self._kinds, self._blocks = rule.kinds, frozenset(split_names(rule.blocks)) - set(self._redacts)
+        self._national_ids = split_names(rule.national_ids)
         self._patterns = linear_patterns.named_patterns(rule.patterns)
         known = {*personal.KIND_WORDS, *personal.NATIONAL_IDS, *self._patterns}
         if unknown := [name for name in self._redacts if name not in known]:

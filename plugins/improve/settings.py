@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from streams.settings.model import Section
+from streams.settings.model import Section, split_names
 
 GATES = (
     *("min_score", "min_feedback", "min_success", "min_completed"),
@@ -25,7 +25,7 @@ NO_GATE = "off"
 def _bounds(text: str, setting: str) -> dict[str, float | None]:
     """Return gates by name with their bounds, None for one that is off. Raises ValueError."""
     bounds: dict[str, float | None] = {}
-    for part in _parts(text):
+    for part in split_names(text):
         name, _, bound = (piece.strip() for piece in part.partition("="))
         if name not in GATES:
             raise ValueError(f"{setting} has {part!r}; expected NAME=BOUND with a name of {', '.join(GATES)}")
@@ -88,7 +88,7 @@ class Improve(Section):
 
     def promotes_by_gates(self, scenario: str) -> bool:
         """Return whether a run of a scenario that passes the gates is promoted without a judge."""
-        return not {ANY_SCENARIO, scenario}.isdisjoint(_parts(self.promote_by_gates))
+        return not {ANY_SCENARIO, scenario}.isdisjoint(split_names(self.promote_by_gates))
 
     @property
     def bounds(self) -> dict[str, float | None]:
@@ -116,7 +116,7 @@ class Improve(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Improve:
-        by_scenario, _, promoting = self.scenario_bounds, self.bounds, set(_parts(self.promote_by_gates))
+        by_scenario, _, promoting = self.scenario_bounds, self.bounds, set(split_names(self.promote_by_gates))
         for scenario in sorted(promoting | (by_scenario.keys() if ANY_SCENARIO in promoting else set())):
             if self.bounds_of(scenario).keys().isdisjoint(MEASURE_SUCCESS):
                 raise ValueError(
@@ -129,7 +129,3 @@ class Improve(Section):
                 "min_runs"
             )
         return self
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

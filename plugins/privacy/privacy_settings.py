@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from streams.settings.model import Section
+from streams.settings.model import Section, split_names
 
 
 class Privacy(Section):
@@ -64,10 +64,6 @@ class Privacy(Section):
 
     def seals_for(self, tenant: str | None, policy: str | None) -> bool:
         """Return whether words of this tenant are sealed, said to this policy; None: to one that is not known."""
-        tenants, policies = _names(self.tenants), _names(self.policies)
+        tenants, policies = split_names(self.tenants), split_names(self.policies)
         is_of_policy = policy is None or not policies or any(fnmatchcase(policy, pattern) for pattern in policies)
         return self.seal != "off" and (not tenants or tenant in tenants) and is_of_policy
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

@@ -142,7 +142,7 @@ CREDITS = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
-def _split(text: str) -> tuple[str, ...]:
+def split_names(text: str) -> tuple[str, ...]:
     """Return the names in a comma separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -495,7 +495,7 @@ class Scoring(Section):
     @field_validator("modules")
     @classmethod
     def _modules_are_names(cls, modules: str) -> str:
-        for name in _split(modules):
+        for name in split_names(modules):
             if name != "." and not all(part.isidentifier() for part in name.split(".")):
                 raise ValueError(
                     f"{name!r} is no name of a Python module, which has letters, digits and _ alone; rename the file"
@@ -505,19 +505,19 @@ class Scoring(Section):
     @field_validator("judge_parameters")
     @classmethod
     def _parameters_exist(cls, names: str) -> str:
-        if unknown := [name for name in _split(names) if name not in JUDGE_PARAMETERS]:
+        if unknown := [name for name in split_names(names) if name not in JUDGE_PARAMETERS]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(JUDGE_PARAMETERS)}")
         return names
 
     @property
     def parameters_of_judge(self) -> tuple[str, ...]:
         """The parameters that requests to the judge have."""
-        return _split(self.judge_parameters)
+        return split_names(self.judge_parameters)
 
     @property
     def importable(self) -> tuple[str, ...]:
         """The modules and packages that may be imported, and `.`."""
-        return _split(self.modules)
+        return split_names(self.modules)
 
     def lists(self, module: str) -> bool:
         """Return whether `modules` lists this module, or a package that it is in."""
@@ -804,7 +804,7 @@ class Outside(Section):
     @field_validator("parameters")
     @classmethod
     def _parameters_exist(cls, names: str) -> str:
-        if unknown := [name for name in _split(names) if name not in OUTSIDE_PARAMETERS]:
+        if unknown := [name for name in split_names(names) if name not in OUTSIDE_PARAMETERS]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(OUTSIDE_PARAMETERS)}")
         return names
 
@@ -821,11 +821,11 @@ class Outside(Section):
     @property
     def request_parameters(self) -> tuple[str, ...]:
         """The parameters that requests have."""
-        return _split(self.parameters)
+        return split_names(self.parameters)
 
     def takes(self, tenant: str | None) -> bool:
         """Return whether tasks of this tenant may be sent to the server."""
-        return tenant is None or bool({tenant, "*"} & set(_split(self.tenants)))
+        return tenant is None or bool({tenant, "*"} & set(split_names(self.tenants)))
 
 
 class Archive(Section):
@@ -994,25 +994,25 @@ class Serve(Section):
     @property
     def escalates(self) -> frozenset[str]:
         """The names of the tools that hand over to a person."""
-        return frozenset(_split(self.escalation_tools))
+        return frozenset(split_names(self.escalation_tools))
 
     @property
     def scorers_of_tenants(self) -> tuple[str, ...]:
         """The scorers that tenants may name."""
         scorers: list[str] = []
-        for name in _split(self.tenant_scorers):
+        for name in split_names(self.tenant_scorers):
             scorers += TENANT_SCORERS if name == "built-in" else (name,)
         return tuple(scorers)
 
     @property
     def scorers_outside(self) -> tuple[str, ...]:
         """The reward sources whose scores come by POST /rewards."""
-        return _split(self.outside_scorers)
+        return split_names(self.outside_scorers)
 
     @property
     def model_targets(self) -> tuple[tuple[str, str], ...]:
         """The patterns of `model_names` with the models that they stand for; "": policy.name."""
-        pairs = (part.partition("=") for part in _split(self.model_names))
+        pairs = (part.partition("=") for part in split_names(self.model_names))
         return tuple((pattern.strip(), model.strip()) for pattern, _, model in pairs)
 
     @property
@@ -1023,7 +1023,7 @@ class Serve(Section):
 
     @model_validator(mode="after")
     def _model_names_have_models(self) -> Serve:
-        for part, (pattern, model) in zip(_split(self.model_names), self.model_targets, strict=True):
+        for part, (pattern, model) in zip(split_names(self.model_names), self.model_targets, strict=True):
             if not pattern or ("=" in part and not re.fullmatch(rf"{FOLDER_NAME}(@\d{{1,9}})?", model)):
                 raise ValueError(
                     f"model_names has {part!r}; expected comma separated NAME, NAME=POLICY or NAME=POLICY@7, e.g. "
@@ -1124,7 +1124,7 @@ class Egress(Section):
     @field_validator("private")
     @classmethod
     def _networks_exist(cls, text: str) -> str:
-        for network in _split(text):
+        for network in split_names(text):
             try:
                 ip_network(network)
             except ValueError as exc:
@@ -1134,7 +1134,7 @@ class Egress(Section):
     @field_validator("hosts")
     @classmethod
     def _are_hosts(cls, text: str) -> str:
-        if bad := [host for host in _split(text) if "/" in host or host.count(":") == 1]:
+        if bad := [host for host in split_names(text) if "/" in host or host.count(":") == 1]:
             raise ValueError(f"{bad[0]!r} is no host; write it without scheme, port and path, e.g. api.example.com")
         return text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from streams.references import is_reference
-from streams.settings.model import Section
+from streams.settings.model import Section, split_names
 
 
 class Threads(Section):
@@ -28,7 +28,7 @@ class Threads(Section):
     @field_validator("functions")
     @classmethod
     def _are_references(cls, functions: str) -> str:
-        for name in _names(functions):
+        for name in split_names(functions):
             if not is_reference(name):
                 raise ValueError(f"{name!r} is no module:function")
         return functions
@@ -36,8 +36,4 @@ class Threads(Section):
     @property
     def references(self) -> tuple[str, ...]:
         """The functions, as module:function."""
-        return _names(self.functions)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+        return split_names(self.functions)
