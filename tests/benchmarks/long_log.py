@@ -1,17 +1,30 @@
 """A finished run of any length, to load a log with: its groups lie where their batches say.
 
     LongLog(settings).write(groups) ──► tasks, responses, rewards, groups, a batch and a version for each so many groups
+    LongLog(settings, days=…)       ──► the same, over so many days, each group with a served run of one turn
 
 A group has eight responses of 32 tokens, scored by two sources, and a tenth of the groups are held-out questions.
 
-Not covered: agents, and groups that taught nothing.
+Not covered: runs of tasks, and groups that taught nothing.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, GroupResponse, RewardSource, derive_id
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Batch,
+    Event,
+    GroupResponse,
+    Message,
+    RewardSource,
+    TrajectoryEvent,
+    Turn,
+    derive_id,
+)
 from schemas.serde import encode
 from streams.kafka.producer import Producer
 from streams.kafka.record import key_of, partition_of
@@ -20,14 +33,19 @@ from streams.settings.model import Settings
 from tests.benchmarks.whole_groups import SLOTS, Whole, whole
 
 BATCH_GROUPS, VERSIONS = 16, 50
+DAY_MS = 86_400_000
 
 
 class LongLog:
     """Writes a finished run: its groups lie where their batches say."""
 
-    def __init__(self, settings: Settings, *, batch_groups: int = BATCH_GROUPS, versions: int = VERSIONS) -> None:
-        """`batch_groups`: train groups of a step. `versions`: how many answer by turns, from the first one on."""
-        self._batch_groups, self._versions = batch_groups, versions
+    def __init__(
+        self, settings: Settings, *, batch_groups: int = BATCH_GROUPS, versions: int = VERSIONS, days: float = 0.0
+    ) -> None:
+        """`batch_groups`: train groups of a step. `versions`: how many answer by turns, from the first one on. `days`:
+        how long ago the log begins; 0 writes everything now, and no runs."""
+        self._batch_groups, self._versions, self._days = batch_groups, versions, days
+        self._record_ms = 0
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._settings = settings
         self._next: dict[tuple[str, int], int] = {}
@@ -39,6 +57,11 @@ class LongLog:
             for number in range(groups):
                 answers = version % self._versions
                 made = _scored(whole(f"{number % 997} + {number % 991}"), number, answers)
+                if self._days:
+                    self._record_ms = int(time.time() * 1000 - self._days * DAY_MS * (1 - number / groups))
+                    made = _at(made, self._record_ms)
+                    for event in _run(made, number):
+                        self._send(event)
                 held_out = number % 10 == 0
                 places = [self._send(response) for response in made.responses]
                 for event in (made.task, *made.rewards):
@@ -59,7 +82,7 @@ class LongLog:
         partition = partition_of((key or b"").decode(), topic.partitions)
         offset = self._next.get((topic.name, partition), 0)
         self._next[topic.name, partition] = offset + 1
-        self._producer.send_bytes((topic.name, partition), key, encode(event))
+        self._producer.send_bytes((topic.name, partition), key, encode(event), timestamp_ms=self._record_ms)
         return partition, offset
 
 
@@ -88,6 +111,35 @@ def _scored(made: Whole, number: int, version: int) -> Whole:
                 )
             )  # fmt: skip
     return Whole(task, responses, rewards)
+
+
+def _at(made: Whole, now_ms: int) -> Whole:
+    return Whole(
+        replace(made.task, created_at=now_ms),
+        [replace(response, created_at=now_ms) for response in made.responses],
+        [replace(reward, created_at=now_ms) for reward in made.rewards],
+    )
+
+
+def _run(made: Whole, number: int) -> tuple[TrajectoryEvent, Turn, TrajectoryEvent]:
+    """Return a chat of one turn that was served and has ended."""
+    answer, name = made.responses[0], derive_id("chat", number)
+    of_run = {"trajectory_id": name, "task_id": name, "created_at": answer.created_at, "policy": "demo"}
+    run = {**of_run, "agent_id": "calc", "purpose": "serve", "reason": "a chat"}
+    turn = Turn(
+        **of_run, turn_id=derive_id(name, 0), agent_id="calc", adapter_version=0, number=0, continuity="first",
+        reason="the first call of its trajectory", protocol="chat", request_digest="d" * 64,
+        started_at=answer.created_at, engine="bench", base_digest=answer.base_digest, template_digest="e" * 64,
+        tokenizer_digest=answer.tokenizer_digest, finish_reason="stop", prompt_tokens=answer.prompt_tokens,
+        reply=Message(role="assistant", content=answer.text), sampling=answer.sampling, logprobs=answer.logprobs,
+        prompt_token_ids=answer.prompt_token_ids, completion_token_ids=answer.completion_token_ids,
+        messages=made.task.messages,
+    )  # fmt: skip
+    started = TrajectoryEvent(**run, event_id=derive_id(name, "started"), kind="started")
+    ended = TrajectoryEvent(
+        **run, event_id=derive_id(name, "ended"), kind="ended", ending="completed", turns=1
+    )  # fmt: skip
+    return started, turn, ended
 
 
 def _group(made: Whole, places: list[tuple[int, int]], version: int) -> AdvantagedGroup:

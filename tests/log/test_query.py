@@ -16,7 +16,7 @@ from confluent_kafka import admin
 from pyarrow import parquet
 
 from schemas.events import LeftOut, Response, Task
-from streams.arrow import rules
+from streams.arrow import bulk, rules
 from streams.errors import LogError, RefusedError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
@@ -189,6 +189,45 @@ def test_a_session_ends_where_the_log_ended_when_it_was_opened(own: Settings) ->
         assert answer(session, "SELECT task_id FROM tasks") == [["a"]]
         with session.renew() as fresh:
             assert answer(fresh, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
+
+
+def test_a_renewed_session_reads_only_what_came_since(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, offsets = bulk.read, list[int]()
+
+    def counted(*args: Any, **more: Any) -> Iterator[Any]:
+        for rows in read(*args, **more):
+            offsets.extend(rows.offsets)
+            yield rows
+
+    monkeypatch.setattr(bulk, "read", counted)
+    write(own, *(f"old-{number}" for number in range(30)))
+    with Producer(own) as producer:
+        producer.send_bytes(own.topics.prefix + "tasks", b"bad", b"no event")
+    count = "SELECT count(*), count(DISTINCT task_id) FROM tasks"
+    session = Session(own)
+    for renewed in range(4):
+        assert answer(session, count) == [[30 + renewed, 30 + renewed]]
+        assert [bad.reason for bad in session.bad({"tasks"})] == ["not_avro"]
+        assert len(offsets) == 31 + renewed
+        write(own, f"new-{renewed}")
+        session = session.renew()
+    with session, session.renew() as again:  # nothing was asked of the one before it
+        assert answer(again, count) == [[34, 34]]
+    assert len(offsets) == 35
+
+
+def test_a_renewed_session_reads_a_recreated_topic_from_its_start(own: Settings) -> None:
+    write(own, "a", "b")
+    session = Session(own)
+    assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
+    name = own.topics.prefix + "tasks"
+    client = admin.AdminClient(client_config(own.kafka))
+    client.delete_topics([name])[name].result()
+    until(lambda: name not in cluster.describe(own), "the topic to go")
+    cluster.apply_topics(own)
+    write(own, "c", "d", "e", "f")
+    with session.renew() as fresh:
+        assert answer(fresh, "SELECT task_id FROM tasks ORDER BY 1") == [["c"], ["d"], ["e"], ["f"]]
 
 
 def test_a_statement_reads_only_what_it_names(session: Session) -> None:

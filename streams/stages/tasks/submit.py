@@ -1,6 +1,6 @@
 """Send tasks that are not in the log yet.
 
-    Task … ──► keys of `tasks`, in their partitions ──► those that are missing ──► tasks
+    Task … ──► LogIndex of `tasks`, in their partitions ──► those that are missing ──► tasks
 
 Two submissions at the same moment may both find a task missing. The policy agent skips the second copy.
 """
@@ -15,9 +15,10 @@ from typing import NamedTuple
 from schemas import key_source
 from schemas.events import Task
 from streams.kafka.admin import check_topics, offsets
+from streams.kafka.log_index import LogIndex
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
-from streams.kafka.record import Record, partition_of
+from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.observability.trace_context import Context
 from streams.observability.tracing import tracer as tracing
@@ -67,18 +68,33 @@ def _of_present_subject(task: Task) -> Task:
 
 def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:
     """Return those of `task_ids` that are in the log now."""
-    return {record.key.decode() for record in records_of(settings, task_ids) if record.key}
+    wanted = [*task_ids]
+    index = _index(settings, wanted, "tasks")
+    return {task_id for task_id in wanted if index.find(task_id.encode())}
 
 
 def records_of(settings: Settings, task_ids: Iterable[str], label: str = "tasks") -> Iterator[Record]:
     """Yield every record of a topic with one of these task ids as its key, the first of each id first."""
     wanted = {task_id.encode() for task_id in task_ids}
-    if not wanted:
-        return
-    topic = topics(settings.topics)[label]
-    partitions = {partition_of(key.decode(), topic.partitions) for key in wanted}
-    bounds = {tp: bound for tp, bound in offsets(settings, [label]).items() if tp[1] in partitions}
-    starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
-    for record in read(settings, starts, ends):
+    index, name = _index(settings, (key.decode() for key in wanted), label), topics(settings.topics)[label].name
+    places: dict[TopicPartition, list[int]] = {}
+    for row in (row for key in wanted for row in index.find(key)):
+        places.setdefault((name, row.partition), []).append(row.offset)
+    ends = {tp: max(of_partition) + 1 for tp, of_partition in places.items()}
+    for record in read(settings, {tp: min(of_partition) for tp, of_partition in places.items()}, ends):
         if record.key in wanted:
             yield record
+
+
+def _index(settings: Settings, task_ids: Iterable[str], label: str) -> LogIndex:
+    """Return the rows of the partitions of these tasks, up to their present ends."""
+    topic = topics(settings.topics)[label]
+    partitions = {partition_of(task_id, topic.partitions) for task_id in task_ids}
+    bounds = {tp: bound for tp, bound in offsets(settings, [label]).items() if tp[1] in partitions}
+    index = LogIndex(settings, topic.name, bounds)
+    for record in read(settings, index.starts, {tp: end for tp, (_, end) in bounds.items()}):
+        if record.key is not None:
+            index.add(record.key, record.at)
+            index.cover(record)
+    index.save()
+    return index

@@ -3,8 +3,8 @@
     bounds ──► raw rows ──► chunks, decoded when pulled ──► the columns and rows of the statement ──► DuckDB
 
 DuckDB's Python client hands the columns and the filters of a statement to a `pyarrow.dataset.Dataset`. This one has
-no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and reading
-stops when a statement needs no more.
+no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and for the
+session after this one (`Decoded`); reading stops when a statement needs no more.
 
 The live part must fit into memory. `streamward admin archive sync` keeps it short.
 """
@@ -12,8 +12,8 @@ The live part must fit into memory. `streamward admin archive sync` keeps it sho
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from pyarrow import dataset
 from schemas.events import Event
 from streams.arrow import decode
 from streams.arrow.decode import Bad, DecodedRows
+from streams.kafka.record import TopicPartition
 
 
 class Troubles:
@@ -36,6 +37,18 @@ class Troubles:
         return last
 
 
+class Decoded(NamedTuple):
+    """All records of a topic between some offsets, decoded."""
+
+    starts: Mapping[TopicPartition, int] = {}
+    ends: Mapping[TopicPartition, int] = {}
+    tables: tuple[pa.Table, ...] = ()
+    bad: tuple[Bad, ...] = ()
+
+
+NOTHING = Decoded()
+
+
 class Chunks:
     """Tables of records, decoded one by one as they are asked for, and kept."""
 
@@ -44,8 +57,10 @@ class Chunks:
         event: type[Event],
         read: Callable[[], Iterator[DecodedRows]],
         on_bad: Callable[[tuple[Bad, ...]], None] | None = None,
+        before: Decoded = NOTHING,
     ) -> None:
-        self._event = event
+        """`before`: what comes first, and is not in `read`."""
+        self._event, self._before = event, before
         self._read = read
         self._on_bad = on_bad
         self._rows: Iterator[DecodedRows] | None = None
@@ -59,6 +74,11 @@ class Chunks:
         while (table := self._nth(number)) is not None:
             yield table
             number += 1
+
+    def decoded(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Decoded | None:
+        """Return everything, which is between these offsets, in few tables; None if not all was asked for."""
+        with self._lock:
+            return Decoded(starts, ends, _merged(self._tables), tuple(self.bad)) if self._whole else None
 
     def close(self) -> None:
         """Close the reader."""
@@ -74,8 +94,7 @@ class Chunks:
     def _decode_next(self) -> None:
         if self._rows is None:
             self._rows = iter(self._read())
-            self._tables.clear()
-            self.bad.clear()
+            self._tables, self.bad = [*self._before.tables], [*self._before.bad]
         try:
             rows = next(self._rows, None)
         except BaseException:  # KeyboardInterrupt too: the next statement starts over
@@ -98,6 +117,18 @@ class Chunks:
             close()
         if not self._whole:
             self._tables.clear()
+
+
+def _merged(tables: Iterable[pa.Table]) -> tuple[pa.Table, ...]:
+    """Return the same rows in tables of which each is twice as long as the next, or of CHUNK_RECORDS rows."""
+    merged: list[pa.Table] = []
+    for table in tables:
+        merged.append(table)
+        while len(merged) > 1 and merged[-2].num_rows < 2 * merged[-1].num_rows:
+            if merged[-2].num_rows + merged[-1].num_rows > decode.CHUNK_RECORDS:
+                break
+            merged[-2:] = [pa.concat_tables(merged[-2:]).combine_chunks()]
+    return tuple(merged)
 
 
 class Live(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types

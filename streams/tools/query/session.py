@@ -22,7 +22,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,11 +30,13 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from schemas import key_source
 from streams import output as show
 from streams.arrow import bulk, decode
 from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
 from streams.files import Scratch
+from streams.kafka.admin import topic_ids
 from streams.kafka.history import LogHistory
 from streams.kafka.subject_keys import use_keys
 from streams.kafka.times import parse_time
@@ -45,7 +47,7 @@ from streams.tools.archive.seams import check_seams
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, statement as query_statement
-from streams.tools.query.live import Chunks, Live, Troubles
+from streams.tools.query.live import NOTHING, Chunks, Decoded, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Parts, Scope, newest, seek, snapshot
 from streams.tools.query.sql_view import WHOLE, SqlView
@@ -138,7 +140,9 @@ class Session:
         scope: Scope = NO_LIMITS,
         limits: SessionLimits = DEFAULT_LIMITS,
         warn: bool = False,
+        before: Session | None = None,
     ) -> None:
+        """`before`: one like this, of which what is decoded is taken over."""
         self.views = views(settings)
         self._settings = settings
         self._source = source
@@ -150,7 +154,10 @@ class Session:
         self._chunks: dict[str, list[Chunks]] = {}
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
+        self._wholes: dict[str, tuple[Parts, Chunks]] = {}
         self._parts = self._look(self._archive)
+        self._topic_ids = topic_ids(settings, [part.topic.name for part in self._parts.values() if part.bounds])
+        self._before = {} if before is None else before._decoded(self._topic_ids)
         self._spill = Scratch("query")  # where rows go if memory runs out
         self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **limits.duckdb})
         self.con.execute("SET TimeZone = 'UTC'")
@@ -196,9 +203,26 @@ class Session:
             scope=self.scope,
             limits=self._limits,
             warn=self._warn,
+            before=self,
         )
         self.close()
         return fresh
+
+    def _decoded(self, topic_ids: Mapping[str, str]) -> dict[str, Decoded]:
+        """Return what is decoded of topics that still have these ids, by label.
+
+        Nothing where persons' words are sealed: who reads them is recorded, and those of the erased are forgotten.
+        """
+        if not isinstance(key_source.current(), key_source.NoKeys):
+            return {}
+        now = {label: chunks.decoded(parts.starts, parts.ends) for label, (parts, chunks) in self._wholes.items()}
+        decoded = self._before | {label: of_topic for label, of_topic in now.items() if of_topic is not None}
+        names = {label: self._parts[label].topic.name for label in decoded}
+        return {
+            label: of_topic
+            for label, of_topic in decoded.items()
+            if names[label] in topic_ids and topic_ids[names[label]] == self._topic_ids.get(names[label])
+        }
 
     def only_new(self, name: str) -> bool:
         """Restrict the view of a topic to records written since the last call; return whether it has any."""
@@ -347,9 +371,7 @@ class Session:
         if parts.live or older or not selects:
             if scope.since_ms is not None:
                 parts = seek(self._settings, parts, scope.since_ms)
-            selects.append(
-                self._live(schema, view, parts, partial(_read, self._settings, self._archive, parts, older, scope))
-            )
+            selects.append(self._live_rows(schema, view, parts, older, scope))
         create = f"CREATE OR REPLACE VIEW {schema}.{identifier(view.name)} AS "
         try:
             self.con.execute(create + " UNION ALL ".join(selects))
@@ -357,10 +379,30 @@ class Session:
             broken = partial(_cannot_read, self._archive, parts, str(exc))
             self.con.execute(create + self._live(schema, view, parts, broken))
 
-    def _live(self, schema: str, view: SqlView, parts: Parts, read: Callable[[], Iterator[DecodedRows]]) -> str:
+    def _live_rows(self, schema: str, view: SqlView, parts: Parts, older: list[Segment], scope: Scope) -> str:
+        """Return a SELECT of the records in the log; of a whole topic only those are read that came since `before`."""
+        before, rest = NOTHING, parts
+        if is_whole := scope.whole and not older:
+            before = self._before.get(view.label, NOTHING)
+            before = before if before.starts == parts.starts else NOTHING
+            rest = replace(parts, starts=dict(before.ends or parts.starts))
+        read = partial(_read, self._settings, self._archive, rest, older, scope)
+        select = self._live(schema, view, parts, read, before)
+        if is_whole:
+            self._wholes[view.label] = parts, self._chunks[view.label][-1]
+        return select
+
+    def _live(
+        self,
+        schema: str,
+        view: SqlView,
+        parts: Parts,
+        read: Callable[[], Iterator[DecodedRows]],
+        before: Decoded = NOTHING,
+    ) -> str:
         """Return a SELECT of what is read when a statement asks for it."""
         event, name = parts.topic.event, f"{schema}_{view.name}"
-        chunks = Chunks(event, read, self._warn_of if self._warn else None)
+        chunks = Chunks(event, read, self._warn_of if self._warn else None, before)
         self._chunks.setdefault(view.label, []).append(chunks)
         self.con.execute(f"USE {LIVE}")  # in a schema of their own SHOW TABLES omits them, unlike with `register`
         self.con.from_arrow(Live(event, chunks, self._troubles)).create_view(name)

@@ -2,10 +2,11 @@
 
     snapshot() ──► the session, or a new one if the log has grown ──► rows of a statement
 
-All statements of one snapshot see the log up to the same offsets. One reader is served at a time. A session is kept
-for FRESH_S, and for COST times the CPU time that a snapshot took, so that reading takes a tenth of one core at most,
-however long the log is; a snapshot says how old it is. Parts that a page refreshes by itself are read once per session,
-and figures of the log alone once until it has new records (`recall`).
+All statements of one snapshot see the log up to the same offsets, and a new session reads what came since the old one.
+One reader is served at a time. A session is kept for FRESH_S, and for COST times the CPU time that a snapshot took, so
+that reading takes a tenth of one core at most, however long the log is; a snapshot says how old it is. Parts that a
+page refreshes by itself are read once per session, and figures of the log alone once until it has new records
+(`recall`).
 """
 
 from __future__ import annotations
@@ -183,10 +184,8 @@ class LogView:
             self._opened, self._as_of = self._clock(), datetime.now(UTC)
             self._recalled = {key: value for key, value in self._recalled.items() if key[0]}
             return old
-        fresh = self.session()
+        fresh = self.session() if old is None else old.renew()
         self._opened, self._as_of = self._clock(), datetime.now(UTC)
-        if old is not None:
-            old.close()
         self._cpu_s = 0.0
         self._recalled.clear()
         return fresh
