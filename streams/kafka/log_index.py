@@ -67,11 +67,11 @@ class LogIndex:
         self._topic, self._name = topic, name
         self._bounds = {partition: bound for (of, partition), bound in bounds.items() if of == topic}
         self._topic_id = topic_ids(settings, [topic])[topic]
-        self._clear()
-        self._load()
+        self.clear()
+        self._load(self._path or Path(os.devnull))
         if self._lasts and not self._is_of_this_log(settings):
             log.warning("%s: %s is not of this log as it is now, and is made anew", topic, self._path)
-            self._clear()
+            self.clear()
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
@@ -112,14 +112,14 @@ class LogIndex:
             try:
                 with open(handle, "wb") as file:
                     file.write(hashlib.sha256(content).digest() + content)
+                self._load(Path(half))
                 os.replace(half, self._path)
             except OSError:
                 os.unlink(half)
                 raise
-            self._clear()
-            self._load()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget all rows, as if there were no file."""
         self._rows: memoryview = memoryview(b"")
         self._count = self.new_rows = 0
         self._new: dict[bytes, list[IndexRow]] = {}
@@ -132,13 +132,13 @@ class LogIndex:
         if self._topic_id == NO_ID:
             return None
         try:
-            return cache_folder("index") / f"{self._topic_id}-{self._name}"
+            return cache_folder("index") / f"{self._topic_id}-{self._name}".replace("/", "_")
         except SettingsError:  # no home folder
             return None
 
-    def _load(self) -> None:
+    def _load(self, path: Path) -> None:
         try:
-            with open(self._path or os.devnull, "rb") as file:
+            with path.open("rb") as file:
                 whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             if hashlib.sha256(whole[_CHECKSUM:]).digest() != whole[:_CHECKSUM]:
                 raise ValueError("its checksum differs")
@@ -150,11 +150,11 @@ class LogIndex:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, struct.error) as exc:
-            if self._path is not None:
-                log.warning("%s is not used, and is made anew: %s", self._path, exc)
+            if path != Path(os.devnull):
+                log.warning("%s is not used, and is made anew: %s", path, exc)
             return
         self._rows = whole[start + size :]
-        self._count = len(self._rows) // ROW.size
+        self._count, self._new, self.new_rows = len(self._rows) // ROW.size, {}, 0
         self._lasts = {int(partition): tuple(last) for partition, last in header["lasts"].items()}
         self.notes = header["notes"]
 

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from schemas.conventions import CONVERSATION, RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn, derive_id
@@ -120,10 +120,18 @@ class HistoryEnd(NamedTuple):
         return self.created_at, self.turn_id
 
 
+class Names(Protocol):
+    """Names of trajectories."""
+
+    def add(self, name: str, /) -> None: ...
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+
 class Conversations:
     """Every trajectory that is remembered."""
 
-    def __init__(self, most_bytes: int = sys.maxsize) -> None:
+    def __init__(self, most_bytes: int = sys.maxsize, forgotten: Names | None = None) -> None:
         self.by_id: dict[str, Conversation] = {}
         """Trajectories in the order of their newest turns."""
         self.nbytes, self.evicted = 0, 0
@@ -132,7 +140,7 @@ class Conversations:
         self.actions: Counter[str] = Counter()
         """Counts of actions that environments could use and could not: usable, unusable."""
         self._most_bytes = most_bytes
-        self._forgotten: set[str] = set()
+        self._forgotten: Names = set[str]() if forgotten is None else forgotten
         """Trajectories in the log of which only the name is remembered."""
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], set[HistoryEnd]] = {}

@@ -1,7 +1,7 @@
 """The trajectories of every policy of a server.
 
 trajectories ──► restore ──► Conversations of each policy, which share serve.remembered_mb
-                    └──► of a policy that is not served here: its name, which no call may use
+                    └──► old ones that ended, or of a policy that is not served here: their names, which no call may use
 """
 
 from __future__ import annotations
@@ -11,12 +11,58 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from schemas import key_source
-from schemas.events import TrajectoryEvent
+from schemas.events import Coordinates, TrajectoryEvent
 from streams.engines.sampling_step import LoggedAnswer
 from streams.errors import CallError
+from streams.kafka.log_index import LogIndex
 from streams.stages.agents.recording.conversations import Conversations
+
+
+class ForgottenRuns:
+    """The trajectories of which only the names are remembered, with their policies."""
+
+    def __init__(self) -> None:
+        self.index: LogIndex | None = None
+        """Those of an earlier start and before; a label is a place in `policies`."""
+        self.policies: list[str] = []
+        self._names: dict[str, str] = {}
+        """The policies of the others."""
+
+    def add(self, trajectory_id: str, policy: str) -> None:
+        """Forget a trajectory, except its name."""
+        self._names[trajectory_id] = sys.intern(policy)
+
+    def add_row(self, trajectory_id: str, policy: str, at: Coordinates) -> None:
+        """Put a trajectory into the index, if there is one."""
+        if self.index is not None:
+            self._names.pop(trajectory_id, None)
+            if policy not in self.policies:
+                self.policies.append(policy)
+            self.index.add(trajectory_id.encode(), at, self.policies.index(policy))
+
+    def policies_of(self, trajectory_id: str) -> set[str]:
+        """Return the policies that have forgotten a trajectory with this name."""
+        rows = [] if self.index is None else self.index.find(trajectory_id.encode())
+        named = {self._names[trajectory_id]} if trajectory_id in self._names else set()
+        return named | {self.policies[row.label] for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenOfPolicy:
+    """The same of one policy."""
+
+    runs: ForgottenRuns
+    policy: str
+
+    def add(self, trajectory_id: str) -> None:
+        """Forget a trajectory, except its name."""
+        self.runs.add(trajectory_id, self.policy)
+
+    def __contains__(self, trajectory_id: object) -> bool:
+        return self.policy in self.runs.policies_of(str(trajectory_id))
 
 
 class ServedConversations:
@@ -25,10 +71,9 @@ class ServedConversations:
 
     def __init__(self, most_bytes: int, serves: Callable[[str], bool]) -> None:
         """`serves` tells which policies are served here."""
-        self._most_bytes, self._serves = most_bytes, serves
+        self._most_bytes, self.serves = most_bytes, serves
         self.of_policy: dict[str, Conversations] = {}
-        self._elsewhere: dict[str, str] = {}
-        """Policies of trajectories in the log that are not served here."""
+        self.forgotten = ForgottenRuns()
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of the calls, once there was one."""
         key_source.when_erased(self.forget_subject)
@@ -49,8 +94,8 @@ class ServedConversations:
         if self._loop is None:
             with contextlib.suppress(RuntimeError):  # the log is read before the first call
                 self._loop = asyncio.get_running_loop()
-        if policy not in self.of_policy and self._serves(policy):
-            self.of_policy[policy] = Conversations()
+        if policy not in self.of_policy and self.serves(policy):
+            self.of_policy[policy] = Conversations(forgotten=ForgottenOfPolicy(self.forgotten, policy))
             for conversations in self:
                 conversations.limit(self._most_bytes // len(self.of_policy))
         return self.of_policy.get(policy)
@@ -59,7 +104,7 @@ class ServedConversations:
         """Take in what the log had before the server began; see `Conversations.restore`."""
         conversations = self.of(event.policy)
         if conversations is None:
-            self._elsewhere[event.trajectory_id] = sys.intern(event.policy)
+            self.forgotten.add(event.trajectory_id, event.policy)
         else:
             conversations.restore(event, oldest_ms)
 
@@ -67,7 +112,7 @@ class ServedConversations:
         """Raise CallError (conflict) for a trajectory that is another policy's."""
         if trajectory_id is None:
             return
-        owner = self._elsewhere.get(trajectory_id)
+        owner = next((of for of in self.forgotten.policies_of(trajectory_id) if of != policy), None)
         for other, conversations in self.of_policy.items():
             if other != policy and trajectory_id in conversations.by_id:
                 owner = other

@@ -15,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 
-from schemas.events import Event, Response, TrajectoryEvent, Turn
+from schemas.events import Coordinates, Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.engines.protocol import EngineCounts, TokenEngine
 from streams.engines.rendering.rendering import Rendering
@@ -26,8 +27,9 @@ from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.idle_member import SoleMember
-from streams.kafka.reader import read
-from streams.kafka.record import TopicPartition
+from streams.kafka.log_index import LogIndex
+from streams.kafka.reader import fetch, read
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import catalog
@@ -148,7 +150,7 @@ class LoggedConversations:
         """
         self._bounds = self._ends()
         oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
-        self._take_trajectories({tp: first for tp, (first, _) in self._bounds.items()}, oldest_ms)
+        self._restore_trajectories(oldest_ms)
         self._take_responses()
         remembered = (conversation for of_policy in self._conversations for conversation in of_policy.by_id.values())
         begun_at = min([oldest_ms, *(conversation.begun_at for conversation in remembered)])
@@ -162,7 +164,9 @@ class LoggedConversations:
         starts = {tp: end for tp, (_, end) in self._bounds.items()}
         self._bounds = self._ends()
         oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
-        self._take_trajectories(starts, oldest_ms)
+        for event in self._events("trajectories", starts):
+            if isinstance(event, TrajectoryEvent):
+                self._conversations.restore(event, oldest_ms)
         self._take_responses()
         self._take_turns(self._events("turns", starts))
         for of_policy in self._conversations:
@@ -172,10 +176,46 @@ class LoggedConversations:
         labels = ("trajectories", "responses", "turns")
         return self._outage.ask(lambda: offsets(self._settings, labels), "to where topics end")
 
-    def _take_trajectories(self, starts: Mapping[TopicPartition, int], oldest_ms: int) -> None:
-        for event in self._events("trajectories", starts):
+    def _restore_trajectories(self, oldest_ms: int) -> None:
+        """Take in the trajectories; of those before `oldest_ms` an index has the names that were forgotten earlier, and
+        the places of the rest."""
+        conversations, index = self._conversations, self._run_index(oldest_ms)
+        places = [Coordinates(*place) for place in index.notes.get("open", ())]
+        kept = fetch(self._settings, [at for at in places if at.offset >= self._bounds[at[:2]][0]], outage=self._outage)
+        recent = self._time_starts("trajectories", oldest_ms)
+        old: dict[str, list[tuple[str, Coordinates]]] = {}
+        for record in chain((kept[at] for at in sorted(kept)), self._records("trajectories", index.starts)):
+            event, is_old = self._event(record), record.at.offset < recent[record.at[:2]]
+            if is_old and record.at not in kept:
+                index.cover(record)
             if isinstance(event, TrajectoryEvent):
-                self._conversations.restore(event, oldest_ms)
+                conversations.restore(event, oldest_ms)
+                if is_old:
+                    old.setdefault(event.trajectory_id, []).append((event.policy, record.at))
+        remembered = {run for of_policy in conversations for run in of_policy.by_id}
+        for name in old.keys() - remembered:
+            conversations.forgotten.add_row(name, *old[name][-1])
+        policies = conversations.forgotten.policies
+        index.notes = {
+            "oldest_ms": oldest_ms,
+            "policies": policies,
+            "served": [conversations.serves(policy) for policy in policies],
+            "open": [at for name in old.keys() & remembered for _, at in old[name]],
+        }
+        index.save()
+
+    def _run_index(self, oldest_ms: int) -> LogIndex:
+        """Return the index of old runs: an empty one if more were forgotten, or other policies served, than now."""
+        name, forgotten = self._topics["trajectories"].name, self._conversations.forgotten
+        bounds = {tp: bound for tp, bound in self._bounds.items() if tp[0] == name}
+        index = self._outage.ask(lambda: LogIndex(self._settings, name, bounds, name="runs"), "to an index")
+        policies = index.notes.get("policies", [])
+        served = [self._conversations.serves(policy) for policy in policies]
+        if index.notes and (index.notes["oldest_ms"] > oldest_ms or index.notes["served"] != served):
+            index.clear()
+            policies = []
+        forgotten.index, forgotten.policies = index, policies
+        return index
 
     def _take_responses(self) -> None:
         """Take in the responses of runs that have ended: one may be in the log before the end that it is made from."""
@@ -194,23 +234,31 @@ class LoggedConversations:
         return turns
 
     def _since(self, label: str, time_ms: int) -> Iterator[Event]:
+        return self._events(label, self._time_starts(label, time_ms))
+
+    def _time_starts(self, label: str, time_ms: int) -> dict[TopicPartition, int]:
+        """Return the first offset of each partition at or after a time."""
         starts = self._outage.ask(lambda: offsets_at(self._settings, (label,), max(0, time_ms)), "to where a time is")
-        return self._events(
-            label, {tp: offset if offset >= 0 else self._bounds[tp][1] for tp, offset in starts.items()}
-        )
+        return {tp: offset if offset >= 0 else self._bounds[tp][1] for tp, offset in starts.items()}
 
     def _events(self, label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
-        topic = self._topics[label]
-        firsts = {tp: start for tp, start in starts.items() if tp[0] == topic.name}
-        ends = {tp: self._bounds[tp][1] for tp in firsts}
-        if all(firsts[tp] >= end for tp, end in ends.items()):
-            return
-        for record in read(self._settings, firsts, ends, outage=self._outage):
-            event = record.decode_placed(topic.event, topic.partitions)
-            if isinstance(event, Poison):
-                log.warning("skipped: %s", event.error, extra=record.log_extra)
-            else:
+        for record in self._records(label, starts):
+            if (event := self._event(record)) is not None:
                 yield event
+
+    def _records(self, label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        firsts = {tp: start for tp, start in starts.items() if tp[0] == self._topics[label].name}
+        ends = {tp: self._bounds[tp][1] for tp in firsts}
+        if any(firsts[tp] < end for tp, end in ends.items()):
+            yield from read(self._settings, firsts, ends, outage=self._outage)
+
+    def _event(self, record: Record) -> Event | None:
+        topic = next(topic for topic in self._topics.values() if topic.name == record.at.topic)
+        event = record.decode_placed(topic.event, topic.partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", event.error, extra=record.log_extra)
+            return None
+        return event
 
 
 class ServerMetrics:
