@@ -26,7 +26,7 @@ from streams.kafka.client import POLL_S
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
-from streams.kafka.record import Record, cut
+from streams.kafka.record import Record, TopicPartition, cut
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -48,7 +48,7 @@ class FollowedTopic:
         self._partitions = topics(settings.topics)[labels[0]].partitions
         self._log = logging.getLogger(f"streamward.{labels[0]}")
         bounds = LogHistory(settings, outage).bounds(labels)
-        starts = {tp: low for tp, (low, _) in bounds.items()}
+        starts = self._starts(bounds)
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
         self._reader = PartitionReader(settings, starts, outage=None if outage is None else outage.of_another_thread())
         self._positions = dict(starts)
@@ -59,6 +59,10 @@ class FollowedTopic:
         self._over = threading.Event()
         self._producer: Producer | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follows-{'-'.join(labels)}", daemon=True)
+
+    def _starts(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        """Return from which offset on each partition is read, of its first offset and its end."""
+        return {tp: low for tp, (low, _) in bounds.items()}
 
     def __enter__(self) -> Self:
         key_source.when_erased(self.forget_subject)

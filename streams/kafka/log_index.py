@@ -1,7 +1,7 @@
 """Where in a topic the records of a key are, kept on this machine's disk, so that finding a few reads a few.
 
     topic ──► LogIndex ──► rows, sorted by the digest of the key: offset, partition, label
-                 └──► ~/.cache/streamward/index/TOPIC_ID-NAME, written again once SAVED_ROWS are new
+                 └──► ~/.cache/streamward/index/TOPIC_ID-NAME, written again once SAVED_ROWS and a twentieth are new
 
 The file is a projection: without it the topic is read from its first record. It is used only if it is whole (by its
 checksum), of this format and of this topic (by the id that Kafka gave it: a recreated topic has another), and if the
@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from schemas import json_text
 from schemas.events import Coordinates
 from streams.errors import LogError, SettingsError
 from streams.files import cache_folder
@@ -70,7 +71,7 @@ class LogIndex:
         self.clear()
         self._load(self._path or Path(os.devnull))
         if self._lasts and not self._is_of_this_log(settings):
-            log.warning("%s: %s is not of this log as it is now, and is made anew", topic, self._path)
+            log.warning("%s: %s is not of this log as it is now, and is made again", topic, self._path)
             self.clear()
 
     @property
@@ -102,8 +103,8 @@ class LogIndex:
         return [row for row in (*rows, *self._new.get(digest, ())) if row.offset >= self._first(row.partition)]
 
     def save(self) -> None:
-        """Write the file if SAVED_ROWS are new. A folder that cannot be written is no error."""
-        if self.new_rows < SAVED_ROWS or self._path is None:
+        """Write the file if SAVED_ROWS are new, and a twentieth. A folder that cannot be written is no error."""
+        if self.new_rows < max(SAVED_ROWS, self._count // 20) or self._path is None:
             return
         content = self._content()
         with contextlib.suppress(OSError):
@@ -144,14 +145,14 @@ class LogIndex:
                 raise ValueError("its checksum differs")
             start = _CHECKSUM + 4
             (size,) = struct.unpack_from("<i", whole, _CHECKSUM)
-            header = json.loads(bytes(whole[start : start + size]))
+            header = json_text.parse(bytes(whole[start : start + size]).decode())
             if (header["format"], header["topic_id"]) != (FORMAT, self._topic_id):
                 raise ValueError("it is of another format or topic")
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, struct.error) as exc:
+        except (OSError, ValueError, TypeError, LookupError, struct.error) as exc:
             if path != Path(os.devnull):
-                log.warning("%s is not used, and is made anew: %s", path, exc)
+                log.warning("%s is not used, and is made again: %s", path, exc)
             return
         self._rows = whole[start + size :]
         self._count, self._new, self.new_rows = len(self._rows) // ROW.size, {}, 0
@@ -163,11 +164,11 @@ class LogIndex:
         lasts = {
             Coordinates(self._topic, p, self._lasts[p][0]): self._lasts[p] for p in self._bounds if p in self._lasts
         }
-        if any(at.offset >= self._bounds[at.partition][1] for at in lasts):
+        if any(place.offset >= self._bounds[place.partition][1] for place in lasts):
             return False
-        present = [at for at in lasts if at.offset >= self._bounds[at.partition][0]]
+        present = [place for place in lasts if place.offset >= self._bounds[place.partition][0]]
         try:
-            return all(_identity(record) == lasts[at] for at, record in fetch(settings, present).items())
+            return all(_identity(record) == lasts[place] for place, record in fetch(settings, present).items())
         except LogError:  # no record has this offset
             return False
 

@@ -15,13 +15,25 @@ from schemas.events import Task
 from streams.kafka import log_index
 from streams.kafka.client import client_config
 from streams.kafka.reader import read
+from streams.kafka.record import Record
 from streams.settings.model import Settings
 from streams.stages.tasks import submit as stage
 from streams.stages.tasks.submit import known_ids, records_of, submit
+from streams.stages.tasks.task_index import TaskIndex
 from tests.support.factories import task
 
 pytestmark = pytest.mark.kafka
 SAVED = 8
+
+
+class CountingIndex(TaskIndex):
+    """Counts the records that it reads."""
+
+    taken = 0
+
+    def _take(self, record: Record) -> None:
+        self.taken += 1
+        super()._take(record)
 
 
 def tasks(numbers: range) -> list[Task]:
@@ -71,6 +83,16 @@ def test_a_submission_reads_what_came_since_and_not_the_history(long: Settings, 
 def test_records_are_found_by_their_offsets(long: Settings, read_keys: list[bytes]) -> None:
     assert [record.key for record in records_of(long, ["t3"])] == [b"t3"]
     assert read_keys == [b"t3"]
+
+
+def test_a_server_that_follows_the_tasks_reads_what_came_since(long: Settings) -> None:
+    submit(long, tasks(range(40, 43)))
+    with CountingIndex(long) as index:
+        assert index.is_read(300)
+        assert [index.find(name) is not None for name in ("t0", "t41", "no")] == [True, True, False]
+        assert index.submit(task(task_id="t5")).task == task(task_id="t5")
+        index.submit(task(task_id="t44"))
+        assert index.taken == 4
 
 
 def test_a_short_log_has_no_file(made: Settings, folder: Path) -> None:

@@ -95,6 +95,6 @@ def _index(settings: Settings, task_ids: Iterable[str], label: str) -> LogIndex:
     for record in read(settings, index.starts, {tp: end for tp, (_, end) in bounds.items()}):
         if record.key is not None:
             index.add(record.key, record.at)
-            index.cover(record)
+        index.cover(record)
     index.save()
     return index

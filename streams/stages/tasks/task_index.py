@@ -1,6 +1,6 @@
 """Follow the offset of each task of the log in a thread, and write new tasks once.
 
-    tasks ──► a thread ──► task_id ──► offset of its first record
+    tasks ──► LogIndex, and a thread for what came since ──► task_id ──► offset of its first record
     submit ──► known? ──► tasks ──► taken in ──► the first of its id? ──► SubmittedTask, or another task has the id
 
 Of one id with two contents the first in the log counts, as for the agents; so if two servers get different tasks with
@@ -11,6 +11,7 @@ Not covered: a task that retention has deleted: its id is free again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple, Self
@@ -21,8 +22,9 @@ from streams.errors import LogError, RefusedError
 from streams.kafka import times
 from streams.kafka.admin import check_topics, offsets
 from streams.kafka.followed import FollowedTopic
+from streams.kafka.log_index import LogIndex
 from streams.kafka.reader import fetch
-from streams.kafka.record import Record, partition_of
+from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.observability.trace_context import Context
 from streams.observability.tracing import tracer as tracing
@@ -46,8 +48,6 @@ class TaskIndex(FollowedTopic):
         check_topics(settings, ["tasks"])
         super().__init__(settings, "tasks")
         self._topic = topics(settings.topics)["tasks"]
-        self._offsets: list[dict[bytes, int]] = [{} for _ in range(self._topic.partitions)]
-        """Partition count: a record outside its key's partition is not a task."""
         self._opened = ExitStack()
         self._tracer = self._opened.enter_context(tracing.open_tracer(settings, "submit"))
 
@@ -107,14 +107,26 @@ class TaskIndex(FollowedTopic):
     def _offset(self, task_id: str) -> int | None:
         with self._changed:
             self._raise_error()
-            return self._offsets[self._place(task_id)[1]].get(task_id.encode())
+            rows = self._rows.find(task_id.encode())
+        partition = self._place(task_id)[1]  # a record outside its key's partition is not a task
+        return min((row.offset for row in rows if row.partition == partition), default=None)
 
     def _place(self, task_id: str) -> tuple[str, int]:
         return self._topic.name, partition_of(task_id, self._topic.partitions)
 
+    def _starts(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        self._rows = LogIndex(self._settings, topics(self._settings.topics)["tasks"].name, bounds)
+        return self._rows.starts
+
     def _take(self, record: Record) -> None:
         if record.key is not None:
-            self._offsets[record.at.partition].setdefault(record.key, record.at.offset)
+            self._rows.add(record.key, record.at)
+        self._rows.cover(record)
+
+    def _take_all(self, records: Sequence[Record]) -> None:
+        super()._take_all(records)
+        if self._has_begun():
+            self._rows.save()
 
 
 def same(one: Task, other: Task) -> bool:

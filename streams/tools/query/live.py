@@ -75,10 +75,10 @@ class Chunks:
             yield table
             number += 1
 
-    def decoded(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Decoded | None:
+    def contents(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Decoded | None:
         """Return everything, which is between these offsets, in few tables; None if not all was asked for."""
         with self._lock:
-            return Decoded(starts, ends, _merged(self._tables), tuple(self.bad)) if self._whole else None
+            return Decoded(starts, ends, _merge(self._tables), tuple(self.bad)) if self._whole else None
 
     def close(self) -> None:
         """Close the reader."""
@@ -119,7 +119,7 @@ class Chunks:
             self._tables.clear()
 
 
-def _merged(tables: Iterable[pa.Table]) -> tuple[pa.Table, ...]:
+def _merge(tables: Iterable[pa.Table]) -> tuple[pa.Table, ...]:
     """Return the same rows in tables of which each is twice as long as the next, or of CHUNK_RECORDS rows."""
     merged: list[pa.Table] = []
     for table in tables:

@@ -157,7 +157,7 @@ class Session:
         self._wholes: dict[str, tuple[Parts, Chunks]] = {}
         self._parts = self._look(self._archive)
         self._topic_ids = topic_ids(settings, [part.topic.name for part in self._parts.values() if part.bounds])
-        self._before = {} if before is None else before._decoded(self._topic_ids)
+        self._before = {} if before is None else before._tables(self._topic_ids)
         self._spill = Scratch("query")  # where rows go if memory runs out
         self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **limits.duckdb})
         self.con.execute("SET TimeZone = 'UTC'")
@@ -208,21 +208,18 @@ class Session:
         self.close()
         return fresh
 
-    def _decoded(self, topic_ids: Mapping[str, str]) -> dict[str, Decoded]:
+    def _tables(self, topic_ids: Mapping[str, str]) -> dict[str, Decoded]:
         """Return what is decoded of topics that still have these ids, by label.
 
-        Nothing where persons' words are sealed: who reads them is recorded, and those of the erased are forgotten.
+        Nothing where persons' words are sealed: each reading is recorded, and those of the erased are forgotten.
         """
         if not isinstance(key_source.current(), key_source.NoKeys):
             return {}
-        now = {label: chunks.decoded(parts.starts, parts.ends) for label, (parts, chunks) in self._wholes.items()}
-        decoded = self._before | {label: of_topic for label, of_topic in now.items() if of_topic is not None}
-        names = {label: self._parts[label].topic.name for label in decoded}
-        return {
-            label: of_topic
-            for label, of_topic in decoded.items()
-            if names[label] in topic_ids and topic_ids[names[label]] == self._topic_ids.get(names[label])
-        }
+        read = {label: chunks.contents(parts.starts, parts.ends) for label, (parts, chunks) in self._wholes.items()}
+        tables = self._before | {label: contents for label, contents in read.items() if contents is not None}
+        names = {label: self._parts[label].topic.name for label in tables}
+        same = {name for name, topic_id in topic_ids.items() if topic_id == self._topic_ids.get(name)}
+        return {label: contents for label, contents in tables.items() if names[label] in same}
 
     def only_new(self, name: str) -> bool:
         """Restrict the view of a topic to records written since the last call; return whether it has any."""

@@ -112,7 +112,7 @@ class ServedConversations:
         """Raise CallError (conflict) for a trajectory that is another policy's."""
         if trajectory_id is None:
             return
-        owner = next((of for of in self.forgotten.policies_of(trajectory_id) if of != policy), None)
+        owner = next((name for name in self.forgotten.policies_of(trajectory_id) if name != policy), None)
         for other, conversations in self.of_policy.items():
             if other != policy and trajectory_id in conversations.by_id:
                 owner = other

@@ -181,10 +181,11 @@ class LoggedConversations:
         the places of the rest."""
         conversations, index = self._conversations, self._run_index(oldest_ms)
         places = [Coordinates(*place) for place in index.notes.get("open", ())]
-        kept = fetch(self._settings, [at for at in places if at.offset >= self._bounds[at[:2]][0]], outage=self._outage)
+        present = [place for place in places if place.offset >= self._bounds[place[:2]][0]]
+        kept = fetch(self._settings, present, outage=self._outage)
         recent = self._time_starts("trajectories", oldest_ms)
         old: dict[str, list[tuple[str, Coordinates]]] = {}
-        for record in chain((kept[at] for at in sorted(kept)), self._records("trajectories", index.starts)):
+        for record in chain((kept[place] for place in sorted(kept)), self._records("trajectories", index.starts)):
             event, is_old = self._event(record), record.at.offset < recent[record.at[:2]]
             if is_old and record.at not in kept:
                 index.cover(record)
@@ -200,7 +201,7 @@ class LoggedConversations:
             "oldest_ms": oldest_ms,
             "policies": policies,
             "served": [conversations.serves(policy) for policy in policies],
-            "open": [at for name in old.keys() & remembered for _, at in old[name]],
+            "open": [place for name in old.keys() & remembered for _, place in old[name]],
         }
         index.save()
 
