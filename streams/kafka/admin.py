@@ -164,8 +164,10 @@ def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
     Raises LogError if a topic does not exist, or the broker does not answer.
     """
+    if not (names := [*names]):
+        return {}
     client = connected(settings)  # futures end only while it lives
-    futures = client.describe_topics(ck.TopicCollection([*names]), request_timeout=settings.kafka.request_timeout_s)
+    futures = client.describe_topics(ck.TopicCollection(names), request_timeout=settings.kafka.request_timeout_s)
     try:
         return {name: str(future.result().topic_id) for name, future in futures.items()}
     except ck.KafkaException as exc:
