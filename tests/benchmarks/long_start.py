@@ -60,6 +60,8 @@ COMMANDS = {
     "query, newest task": ("query", "FROM tasks ORDER BY created_at DESC LIMIT 1"),
     "audit": ("audit",),
 }
+INDEXED = ("tasks submit", "serve")
+"""What keeps an index of a long log: the second start has it."""
 
 
 class Taken(NamedTuple):
@@ -111,15 +113,19 @@ def _starts(settings: Settings, folder: Path) -> Iterator[tuple[str, Taken]]:
         if name == "tasks submit":
             (folder / "task.jsonl").write_text(TASK, encoding="utf-8")
             words = (*words, str(folder / "task.jsonl"))
-        yield name, _command(settings, words)
+        for again in ("", ", again")[: 1 + (name in INDEXED)]:
+            yield name + again, _command(settings, words, folder)
     for name, words in PROCESSES.items():
-        yield name, _process(settings, words)
+        for again in ("", ", again")[: 1 + (name in INDEXED)]:
+            yield name + again, _process(settings, words, folder)
 
 
-def _command(settings: Settings, words: Sequence[str]) -> Taken:
+def _command(settings: Settings, words: Sequence[str], folder: Path) -> Taken:
     began = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(_line(words), cwd=REPO, env=_environment(settings), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            _line(words), cwd=REPO, env=_environment(settings, folder), stdout=output, stderr=output
+        )
         peak = 0.0
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             peak = max(peak, _peak_mib(process.pid))
@@ -132,9 +138,9 @@ def _command(settings: Settings, words: Sequence[str]) -> Taken:
     return Taken(time.monotonic() - began, used.ru_utime + used.ru_stime, peak)
 
 
-def _process(settings: Settings, words: Sequence[str]) -> Taken:
+def _process(settings: Settings, words: Sequence[str], folder: Path) -> Taken:
     metrics, port = free_ports(2)
-    env = _environment(settings) | {"STREAMWARD_METRICS__PORT": str(metrics)}
+    env = _environment(settings, folder) | {"STREAMWARD_METRICS__PORT": str(metrics)}
     env |= {"STREAMWARD_SERVE__PORT": str(port), "STREAMWARD_PAGE__PORT": str(port)}
     url = f"http://127.0.0.1:{port}/" if words == ("page",) else f"http://127.0.0.1:{metrics}/readyz"
     began = time.monotonic()
@@ -177,6 +183,6 @@ def _line(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "streams.cli", *words]
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: Settings, folder: Path) -> dict[str, str]:
     own = {key: value for key, value in os.environ.items() if not key.startswith("STREAMWARD_")}
-    return own | to_env(settings)
+    return own | to_env(settings) | {"XDG_CACHE_HOME": str(folder / "cache")}
