@@ -32,6 +32,7 @@ from streams.files import cache_folder
 from streams.kafka.admin import topic_ids
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record, TopicPartition
+from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topic_ids import NO_ID
 from streams.settings.model import Settings
 
@@ -169,6 +170,8 @@ class LogIndex:
         present = [place for place in lasts if place.offset >= self._bounds[place.partition][0]]
         try:
             return all(_identity(record) == lasts[place] for place, record in fetch(settings, present).items())
+        except BrokerUnreachable:
+            raise
         except LogError:  # no record has this offset
             return False
 
