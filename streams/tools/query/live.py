@@ -4,7 +4,7 @@
 
 DuckDB's Python client hands the columns and the filters of a statement to a `pyarrow.dataset.Dataset`. This one has
 no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and for the
-session after this one (`Decoded`); reading stops when a statement needs no more.
+session after this one (`DecodedTopic`); reading stops when a statement needs no more.
 
 The live part must fit into memory. `streamward admin archive sync` keeps it short.
 """
@@ -37,7 +37,7 @@ class Troubles:
         return last
 
 
-class Decoded(NamedTuple):
+class DecodedTopic(NamedTuple):
     """All records of a topic between some offsets, decoded."""
 
     starts: Mapping[TopicPartition, int] = {}
@@ -46,7 +46,7 @@ class Decoded(NamedTuple):
     bad: tuple[Bad, ...] = ()
 
 
-NOTHING = Decoded()
+NOTHING = DecodedTopic()
 
 
 class Chunks:
@@ -57,7 +57,7 @@ class Chunks:
         event: type[Event],
         read: Callable[[], Iterator[DecodedRows]],
         on_bad: Callable[[tuple[Bad, ...]], None] | None = None,
-        before: Decoded = NOTHING,
+        before: DecodedTopic = NOTHING,
     ) -> None:
         """`before`: what comes first, and is not in `read`."""
         self._event, self._before = event, before
@@ -75,10 +75,10 @@ class Chunks:
             yield table
             number += 1
 
-    def contents(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Decoded | None:
+    def contents(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> DecodedTopic | None:
         """Return everything, which is between these offsets, in few tables; None if not all was asked for."""
         with self._lock:
-            return Decoded(starts, ends, _merge(self._tables), tuple(self.bad)) if self._whole else None
+            return DecodedTopic(starts, ends, _merge(self._tables), tuple(self.bad)) if self._whole else None
 
     def close(self) -> None:
         """Close the reader."""

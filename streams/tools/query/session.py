@@ -47,7 +47,7 @@ from streams.tools.archive.seams import check_seams
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, statement as query_statement
-from streams.tools.query.live import NOTHING, Chunks, Decoded, Live, Troubles
+from streams.tools.query.live import NOTHING, Chunks, DecodedTopic, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Parts, Scope, newest, seek, snapshot
 from streams.tools.query.sql_view import WHOLE, SqlView
@@ -208,7 +208,7 @@ class Session:
         self.close()
         return fresh
 
-    def _tables(self, topic_ids: Mapping[str, str]) -> dict[str, Decoded]:
+    def _tables(self, topic_ids: Mapping[str, str]) -> dict[str, DecodedTopic]:
         """Return what is decoded of topics that still have these ids, by label.
 
         Nothing where persons' words are sealed: each reading is recorded, and those of the erased are forgotten.
@@ -395,7 +395,7 @@ class Session:
         view: SqlView,
         parts: Parts,
         read: Callable[[], Iterator[DecodedRows]],
-        before: Decoded = NOTHING,
+        before: DecodedTopic = NOTHING,
     ) -> str:
         """Return a SELECT of what is read when a statement asks for it."""
         event, name = parts.topic.event, f"{schema}_{view.name}"

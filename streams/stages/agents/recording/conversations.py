@@ -120,8 +120,8 @@ class HistoryEnd(NamedTuple):
         return self.created_at, self.turn_id
 
 
-class Names(Protocol):
-    """Names of trajectories."""
+class TrajectoryNames(Protocol):
+    """TrajectoryNames of trajectories."""
 
     def add(self, name: str, /) -> None: ...
 
@@ -131,7 +131,7 @@ class Names(Protocol):
 class Conversations:
     """Every trajectory that is remembered."""
 
-    def __init__(self, most_bytes: int = sys.maxsize, forgotten: Names | None = None) -> None:
+    def __init__(self, most_bytes: int = sys.maxsize, forgotten: TrajectoryNames | None = None) -> None:
         self.by_id: dict[str, Conversation] = {}
         """Trajectories in the order of their newest turns."""
         self.nbytes, self.evicted = 0, 0
@@ -140,7 +140,7 @@ class Conversations:
         self.actions: Counter[str] = Counter()
         """Counts of actions that environments could use and could not: usable, unusable."""
         self._most_bytes = most_bytes
-        self._forgotten: Names = set[str]() if forgotten is None else forgotten
+        self._forgotten: TrajectoryNames = set[str]() if forgotten is None else forgotten
         """Trajectories in the log of which only the name is remembered."""
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], set[HistoryEnd]] = {}
