@@ -121,7 +121,7 @@ class HistoryEnd(NamedTuple):
 
 
 class TrajectoryNames(Protocol):
-    """TrajectoryNames of trajectories."""
+    """Names of trajectories."""
 
     def add(self, name: str, /) -> None: ...
 
