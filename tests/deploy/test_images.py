@@ -65,6 +65,7 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 EXTRA = r"streamward\[(\w+)\]"
 BY_PACKAGES = {
     "bridges": None,  # commands of somebody at a terminal, not of a deployment
+    "quantized": "docs/own-data.md",
     "signing": "docs/install.md",
     "tracing": "docs/tracing.md",
 }

@@ -28,6 +28,7 @@ from streams.tools.archive.columns import as_archived, segment_schema
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.store import HALF
 from streams.tools.archive.sync import sync
+from streams.tools.archive.tables import Change, TableState
 from streams.tools.archive.verify import verify
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.proxy import free_ports
@@ -165,6 +166,30 @@ def test_two_syncs_at_once_archive_each_record_once(made: Settings, tmp_path: Pa
     write(made, 1000)
     both = [started(small(made, records), tmp_path) for records in (17, 29)]
     assert [process.wait(300) for process in both] == [0, 0]
+    assert verify(made).findings == ()
+    assert held(of(made)) == in_the_log(made)
+
+
+def test_another_sync_may_be_first_after_any_commit(made: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits then has been read already, and is read again from where the other one ends."""
+    write(made, 5)
+    sync(made, ["rewards"])
+    write(made, 295, first=5)
+    bounds = admin.offsets(made, ["rewards"])
+    with ThreadPoolExecutor(archive_sync.WRITERS) as writers:
+        slow = archive_sync.TopicSync(small(made, 29), "rewards", writers)
+        commit = slow._table.commit
+
+        def commit_before_another(state: TableState, change: Change) -> bool:
+            committed = commit(state, change)
+            if other:
+                sync(other.pop(), ["rewards"])
+            return committed
+
+        other = [small(made, 17)]
+        monkeypatch.setattr(slow._table, "commit", commit_before_another)
+        (done,) = slow.archive_new({ONE: bounds[name(made), ONE]}, threading.Event())
+    assert (done.next, slow.troubles) == (300, [])
     assert verify(made).findings == ()
     assert held(of(made)) == in_the_log(made)
 

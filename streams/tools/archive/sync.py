@@ -362,11 +362,12 @@ class TopicSync:
 
         Return the partitions in which another sync was first: none of their ranges waits any more.
         """
+        lost = self._drop_superseded()
         count = max(0, len(self._waiting) - but)
         later, self._waiting = self._waiting[count:], self._waiting[:count]
-        lost = list(dict.fromkeys(self._commit_waiting()))
+        lost += self._commit_waiting()
         self._waiting = [pending for pending in later if pending.partition not in lost]
-        return lost
+        return list(dict.fromkeys(lost))
 
     def _commit_waiting(self) -> list[int]:
         lost: list[int] = []
@@ -389,10 +390,17 @@ class TopicSync:
         return lost
 
     def _drop_superseded(self) -> list[int]:
-        """Leave out the ranges that do not continue the archive any more; return their partitions.
+        """Leave out the ranges that do not continue the archive as it was last seen; return their partitions.
 
         Their files stay until compaction removes them: the other sync may have written the same, under the same names.
         """
-        lost = [pending for pending in self._waiting if self._extent(pending.partition).next != pending.first]
-        self._waiting = [pending for pending in self._waiting if pending not in lost]
-        return [pending.partition for pending in lost]
+        waiting, self._waiting = self._waiting, []
+        nexts = {pending.partition: self._extent(pending.partition).next for pending in waiting}
+        lost: dict[int, None] = {}
+        for pending in waiting:
+            if pending.first == nexts[pending.partition] and pending.partition not in lost:
+                nexts[pending.partition] = pending.next
+                self._waiting.append(pending)
+            else:
+                lost[pending.partition] = None
+        return list(lost)
