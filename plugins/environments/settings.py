@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from streams.settings.model import VARIABLES, Section, split_names
+from streams.settings.model import VARIABLES, Section
+from streams.settings.name_lists import split_names
 
 
 class Environments(Section):

@@ -16,7 +16,8 @@ from streams.evaluation.suite import Suite
 from streams.kafka.history import History
 from streams.rows.row_texts import RowTexts
 from streams.rows.training_gate import ALLOW, ReasonFinder, TrainingGate, TrainingUse
-from streams.settings.model import Settings, split_names
+from streams.settings.model import Settings
+from streams.settings.name_lists import split_names
 
 NAMED_ROWS = 5
 """Rows that a refusal names."""

@@ -14,7 +14,8 @@ from schemas import json_text
 from schemas.events import GuardrailMode
 from streams.errors import SettingsError
 from streams.scorers.term_swaps import read_terms
-from streams.settings.model import Section, split_names
+from streams.settings.model import Section
+from streams.settings.name_lists import split_names
 
 if TYPE_CHECKING:
     from plugins.guardrails.rules.answer_checks import AnswerRules

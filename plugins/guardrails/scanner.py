@@ -20,7 +20,7 @@ from plugins.guardrails.rules.text_view import TextView, invisible_text, text_vi
 from schemas import json_text
 from schemas.events import GuardrailDecision, GuardrailKind
 from streams.errors import SettingsError
-from streams.settings.model import split_names
+from streams.settings.name_lists import split_names
 
 Spans = tuple[tuple[int, int], ...]
 _ORDER: tuple[GuardrailDecision, ...] = ("pass", "flag", "block")

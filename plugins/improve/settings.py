@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from streams.settings.model import Section, split_names
+from streams.settings.model import Section
+from streams.settings.name_lists import split_names
 
 GATES = (
     *("min_score", "min_feedback", "min_success", "min_completed"),

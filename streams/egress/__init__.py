@@ -12,6 +12,8 @@ from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING
 
+from streams.settings.name_lists import split_names
+
 if TYPE_CHECKING:
     from streams.settings.model import Egress
 
@@ -26,16 +28,12 @@ class EgressRule:
     @cached_property
     def allowed_hosts(self) -> tuple[str, ...]:
         """Patterns of the hosts that may be connected to; none: all may."""
-        return tuple(host.lower().strip("[]") for host in _split(self.hosts))
+        return tuple(host.lower().strip("[]") for host in split_names(self.hosts))
 
     @cached_property
     def private_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The networks that may be connected to although they are not public."""
-        return tuple(map(ip_network, _split(self.private)))
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+        return tuple(map(ip_network, split_names(self.private)))
 
 
 _rule = EgressRule()

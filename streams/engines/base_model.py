@@ -368,11 +368,9 @@ def _from_pretrained(folder: Path, settings: Model) -> tuple[PreTrainedModel, Pr
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype = getattr(torch, settings.dtype)
-
-    how = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, **quantized_base.loading(settings)}
+    how: dict[str, Any] = {"dtype": getattr(torch, settings.dtype), **quantized_base.loading(settings)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **how)
+        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, local_files_only=True, **how)
     except BROKEN as exc:
         raise SettingsError(_cannot_load(settings.base, f"{folder}: {_first_line(exc)}")) from exc
     quantized_base.make_whole_alike(model)

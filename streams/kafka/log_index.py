@@ -78,8 +78,10 @@ class LogIndex:
     @property
     def starts(self) -> dict[TopicPartition, int]:
         """The first offset of each partition that the rows do not cover."""
+        nexts = {partition: offset + 1 for partition, (offset, *_) in self._lasts.items()}
+        nexts |= {partition: record.at.offset + 1 for partition, record in self._covered.items()}
         return {
-            (self._topic, partition): max(first, self._lasts[partition][0] + 1 if partition in self._lasts else 0)
+            (self._topic, partition): max(first, nexts.get(partition, 0))
             for partition, (first, _) in self._bounds.items()
         }
 
@@ -91,7 +93,7 @@ class LogIndex:
 
     def cover(self, record: Record) -> None:
         """Note that the rows cover a partition up to this record."""
-        self._lasts[record.at.partition] = _identity(record)
+        self._covered[record.at.partition] = record
 
     def find(self, key: bytes) -> list[IndexRow]:
         """Return the rows of a key whose records retention has not deleted, oldest first."""
@@ -126,6 +128,9 @@ class LogIndex:
         self._count = self.new_rows = 0
         self._new: dict[bytes, list[IndexRow]] = {}
         self._lasts: dict[int, tuple[int, int, str]] = {}
+        """What the file covers, by partition."""
+        self._covered: dict[int, Record] = {}
+        """What was covered since."""
         self.notes: dict[str, Any] = {}
         """What the writer keeps with the rows, as JSON."""
 
@@ -157,6 +162,7 @@ class LogIndex:
             return
         self._rows = whole[start + size :]
         self._count, self._new, self.new_rows = len(self._rows) // ROW.size, {}, 0
+        self._covered = {}
         self._lasts = {int(partition): tuple(last) for partition, last in header["lasts"].items()}
         self.notes = header["notes"]
 
@@ -186,7 +192,8 @@ class LogIndex:
         for partition, (first, _) in self._bounds.items():
             gone |= (rows["partition"] == partition) & (rows["offset"] < first)
         rows = rows[~gone]
-        header = {"format": FORMAT, "topic_id": self._topic_id, "lasts": self._lasts, "notes": self.notes}
+        lasts = self._lasts | {partition: _identity(record) for partition, record in self._covered.items()}
+        header = {"format": FORMAT, "topic_id": self._topic_id, "lasts": lasts, "notes": self.notes}
         text = json.dumps(header).encode()
         return struct.pack("<i", len(text)) + text + rows[np.lexsort((rows["offset"], rows["digest"]))].tobytes()
 

@@ -30,6 +30,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from streams.advantage_formulas import FORMULAS
 from streams.references import REFERENCE, checked_name, is_reference
+from streams.settings.name_lists import split_names
 
 FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Names that may become folders or files: of policies, versions, parts of adapters."""
@@ -140,11 +141,6 @@ class OneOf:
 
 CREDITS = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Return the names in a comma separated list."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def path_of(text: str) -> str:

@@ -280,10 +280,10 @@ class Learner:
 
 def base_of(settings: Settings) -> Base:
     """Return the base to train from, not yet on a device if it will be held in parts. Raises as `load_base`."""
-    if settings.trainer.shard_base:
-        quantized_base.refuse(settings.model, "trainer.shard_base")
-    device = {"device": "cpu"} if settings.trainer.shard_base else {}
-    return load_base(settings.model.model_copy(update=device))
+    if not settings.trainer.shard_base:
+        return load_base(settings.model)
+    quantized_base.refuse(settings.model, "trainer.shard_base")
+    return load_base(settings.model.model_copy(update={"device": "cpu"}))
 
 
 def help_out(settings: Settings, place: Place) -> None:

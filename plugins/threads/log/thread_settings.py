@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from streams.references import is_reference
-from streams.settings.model import Section, split_names
+from streams.settings.model import Section
+from streams.settings.name_lists import split_names
 
 
 class Threads(Section):
