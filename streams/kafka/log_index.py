@@ -128,9 +128,9 @@ class LogIndex:
         self._count = self.new_rows = 0
         self._new: dict[bytes, list[IndexRow]] = {}
         self._lasts: dict[int, tuple[int, int, str]] = {}
-        """What the file covers, by partition."""
+        """The end of what the file covers, by partition."""
         self._covered: dict[int, Record] = {}
-        """What was covered since."""
+        """The newest record of each that was covered since."""
         self.notes: dict[str, Any] = {}
         """What the writer keeps with the rows, as JSON."""
 
