@@ -5,10 +5,11 @@
                                     ▲          └──► it reads no request now: wait for the next one ──┐
                                     └────────────────────────────────────────────────────────────────┘
 
-One hop: a server without the place refuses a forwarded request unread (MOVED), and the sender looks again. So a request
-waits while the place moves, and is sent once to a server that reads it. If that server ends before its answer begins,
-the client gets status 503: the turn may be recorded, and a retry then gets the recorded answer. A request at a
-server that is no member any more is cut off: it was killed or frozen, since one that leaves has ended its calls.
+One hop: a server without the place refuses a forwarded request unread (MOVED), and the sender looks again. One that has
+it says so before it reads the request (TAKEN): the status and headers of its answer are the first line of what follows.
+So a request waits while the place moves, whatever becomes of the servers that did not take it, and is taken once. If
+the server that took it ends before its answer begins, the client gets status 503: the turn may be recorded, and a retry
+then gets the recorded answer. A request at a server that is no member any more is cut off.
 
 A WebSocket is forwarded message by message; it ends (1012) when the place moves, and its client connects again.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -37,8 +39,8 @@ from gateway.http.intake import Intake
 from gateway.http.route import BODY_BYTES, RouteTable
 from streams.errors import CallError, LogError
 
-FORWARDED, MOVED = b"x-streamward-forwarded", b"x-streamward-moved"
-"""Headers: of a forwarded request, and of its refusal by a server that does not have the place."""
+FORWARDED, MOVED, TAKEN = b"x-streamward-forwarded", b"x-streamward-moved", b"x-streamward-taken"
+"""Headers: of a forwarded request, of its refusal by a server that does not have the place, and of one that has it."""
 LOOK_S = 0.25
 """How often the members are read, and a request without a server looks for one."""
 WAIT_S = 120.0
@@ -86,15 +88,16 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         app = self._app if self._place.is_held else None
+        is_forwarded = any(name == FORWARDED for name, _ in scope["headers"])
         if scope["type"] == "http" and scope["path"] == "/healthz":
             await self._health(scope, receive, send)
         elif app is not None:
             self._answering += 1
             try:
-                await app(scope, receive, send)
+                await app(scope, receive, await _taken(send) if is_forwarded and scope["type"] == "http" else send)
             finally:
                 self._answering -= 1
-        elif any(name == FORWARDED for name, _ in scope["headers"]):
+        elif is_forwarded:
             moved = refusal(
                 503, "this server does not answer for its log now; try again", self._table.dialect(scope["path"])
             )
@@ -169,7 +172,7 @@ class Forwarder:
             try:
                 if self._holder is not None and await self._ask(self._holder, scope, body, receive, sends):
                     return
-            except (httpx2.TransportError, httpx2.InvalidURL):
+            except httpx2.TransportError:
                 problem = "the server that answers for this log ended while it had this request; try again"
                 break
             await asyncio.sleep(LOOK_S)
@@ -177,13 +180,19 @@ class Forwarder:
             await refusal(503, problem, dialect)(scope, receive, send)
 
     async def _ask(self, url: str, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Have a server answer; return whether it did, or the client has left. Raises httpx2.TransportError."""
-        answer = asyncio.create_task(self._relay(url, scope, body, send))
+        """Have a server answer; return whether it did, or the client has left.
+
+        Raises httpx2.TransportError if it took the request and there is no whole answer.
+        """
+        taken = asyncio.Event()
+        answer = asyncio.create_task(self._relay(url, scope, body, taken, send))
         self._at_holder[answer] = url
         left = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and answer.cancelled():
+                if not taken.is_set():
+                    return False
                 raise httpx2.ReadError("another server has the place")
             return await answer if answer.done() else True
         finally:
@@ -192,24 +201,30 @@ class Forwarder:
             left.cancel()
             await asyncio.gather(answer, left, return_exceptions=True)
 
-    async def _relay(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
-        """Pass on the answer of a server; return whether it read the request."""
+    async def _relay(self, url: str, scope: Scope, body: bytes, taken: asyncio.Event, send: Send) -> bool:
+        """Pass on the answer of a server; return whether it took the request, which is noted as soon as it is known."""
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        target = httpx2.URL(url).copy_with(raw_path=scope["raw_path"] + query)
         headers = [*_end_to_end(scope["headers"]), (FORWARDED, b"1")]
-        request = httpx2.Request(scope["method"], target, headers=headers, content=body)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the answer's head is in its body
         try:
+            target = httpx2.URL(url).copy_with(raw_path=scope["raw_path"] + query)
+            request = httpx2.Request(method, target, headers=headers, content=body)
             answer = await self._client.send(request, stream=True)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+        except (httpx2.TransportError, httpx2.InvalidURL):
             return False
         try:
-            if MOVED.decode() in answer.headers:
+            if TAKEN.decode() not in answer.headers:
                 return False
-            head = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() != b"date"]  # its own
-            await send(
-                {"type": "http.response.start", "status": answer.status_code, "headers": list(_end_to_end(head))}
-            )
-            async for part in answer.aiter_raw():
+            taken.set()
+            parts, head = answer.aiter_raw(), b""
+            while b"\n" not in head:
+                if (part := await anext(parts, None)) is None:
+                    raise httpx2.ReadError("the answer has no head")
+                head += part
+            first, _, rest = head.partition(b"\n")
+            await send(_start_of(first))
+            await send({"type": "http.response.body", "body": rest, "more_body": True})
+            async for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
@@ -275,6 +290,26 @@ class Forwarder:
                 end = {"code": code, "reason": upstream.close_reason} if code in TOLD_CODES else {"code": 1012}
                 await send({"type": "websocket.close", **end})
         return True
+
+
+async def _taken(send: Send) -> Send:
+    """Say that a forwarded request is read; return what sends its answer: a line of status and headers, the body."""
+
+    async def enclosed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            names = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in message["headers"]]
+            line = json.dumps([message["status"], names]).encode() + b"\n"
+            message = {"type": "http.response.body", "body": line, "more_body": True}
+        await send(message)
+
+    await send({"type": "http.response.start", "status": 200, "headers": [(TAKEN, b"1")]})
+    return enclosed
+
+
+def _start_of(line: bytes) -> Message:
+    status, names = json.loads(line)
+    head = ((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in names)
+    return {"type": "http.response.start", "status": status, "headers": list(_end_to_end(head))}
 
 
 async def _upwards(receive: Receive, upstream: ClientConnection) -> None:

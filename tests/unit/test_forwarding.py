@@ -64,7 +64,12 @@ def own_app(name: str) -> Starlette:
             await socket.close(1008, "enough")
 
     return Starlette(
-        routes=[Route("/say", say, methods=["POST"]), Route("/stream", stream), WebSocketRoute("/echo", echo)]
+        routes=[
+            Route("/say", say, methods=["POST"]),
+            Route("/own", say),
+            Route("/stream", stream),
+            WebSocketRoute("/echo", echo),
+        ]
     )
 
 
@@ -117,6 +122,8 @@ def test_a_request_is_answered_by_the_server_with_the_place_as_if_it_had_been_se
     assert (answer.text, answer.headers["x-own"]) == ("a x=1%2F2 body", "a")
     assert httpx.get(f"{url_b}/stream").text == "part 0;part 1;part 2;"
     assert httpx.get(f"{url_b}/nothing").status_code == 404
+    length = httpx.head(f"{url_b}/own").headers["content-length"]
+    assert (length, httpx.head(f"{url_b}/own").headers["x-own"]) == (str(len(httpx.get(f"{url_a}/own").text)), "a")
     assert httpx.get(f"{url_b}/healthz").text == "healthy"
     assert httpx.post(f"{url_b}/say", content=b"x" * (MAX_BYTES + 1)).status_code == 413
 
@@ -169,3 +176,51 @@ def test_a_request_is_forwarded_once_and_waits_until_a_server_has_the_place(
     at_a.is_held = True
     waiting.join()
     assert answers == ["a  late"]
+
+
+HEAD_OF_TAKEN = b"HTTP/1.1 200 OK\r\nx-streamward-taken: 1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it is frozen"])
+def test_a_request_that_no_server_took_is_answered_by_the_next_one_with_the_place(
+    servers: list[tuple[str, PlaceOfTest]], ends: bool
+) -> None:
+    (url_a, at_a), (_, at_b) = servers
+    with bound("serve", "127.0.0.1", 0) as gone:
+        gone.listen()
+        at_a.urls = [f"http://127.0.0.1:{gone.getsockname()[1]}"]
+        answers: list[str] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url_a}/say", content="body", timeout=300).text)
+        )
+        asking.start()
+        connection, _ = gone.accept()
+        assert connection.recv(20).startswith(b"POST /say")
+        if ends:
+            connection.close()
+        at_a.is_held, at_a.urls = False, [servers[1][0]]
+        at_b.is_held = True
+        asking.join()
+        connection.close()
+    assert answers == ["b  body"]
+
+
+@pytest.mark.parametrize("part", [b"", b"6\r\n[200, \r\n"], ids=["nothing of it", "part of its head"])
+def test_a_request_that_a_server_took_and_did_not_answer_is_not_sent_again(
+    servers: list[tuple[str, PlaceOfTest]], part: bytes
+) -> None:
+    (url_a, at_a), _ = servers
+    with bound("serve", "127.0.0.1", 0) as gone:
+        gone.listen()
+        at_a.urls = [f"http://127.0.0.1:{gone.getsockname()[1]}"]
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url_a}/say", content="body", timeout=300))
+        )
+        asking.start()
+        connection, _ = gone.accept()
+        connection.recv(2000)
+        connection.sendall(HEAD_OF_TAKEN + part)
+        connection.close()
+        asking.join()
+    assert answers[0].status_code == 503 and "ended while it had this request" in answers[0].text
