@@ -94,7 +94,9 @@ class Gate:
         elif app is not None:
             self._answering += 1
             try:
-                await app(scope, receive, await _taken(send) if is_forwarded and scope["type"] == "http" else send)
+                if is_forwarded and scope["type"] == "http":
+                    send = await _acknowledge(send)
+                await app(scope, receive, send)
             finally:
                 self._answering -= 1
         elif is_forwarded:
@@ -292,10 +294,10 @@ class Forwarder:
         return True
 
 
-async def _taken(send: Send) -> Send:
+async def _acknowledge(send: Send) -> Send:
     """Say that a forwarded request is read; return what sends its answer: a line of status and headers, the body."""
 
-    async def enclosed(message: Message) -> None:
+    async def enclose(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in message["headers"]]
             line = json.dumps([message["status"], names]).encode() + b"\n"
@@ -303,11 +305,14 @@ async def _taken(send: Send) -> Send:
         await send(message)
 
     await send({"type": "http.response.start", "status": 200, "headers": [(TAKEN, b"1")]})
-    return enclosed
+    return enclose
 
 
 def _start_of(line: bytes) -> Message:
-    status, names = json.loads(line)
+    try:
+        status, names = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise httpx2.RemoteProtocolError("the answer's head cannot be read") from exc
     head = ((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in names)
     return {"type": "http.response.start", "status": status, "headers": list(_end_to_end(head))}
 
