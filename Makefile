@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench compare compare-crash compare-table load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-quantized setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check format lint types bench bench-gpu compare compare-crash compare-table load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-quantized setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean site
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
@@ -61,6 +61,12 @@ types: .venv/ready-test
 
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+# on a GPU: where a step's time goes by the size of the model, sampling, and the tests of a device; DEVICE=cpu tries it out
+DEVICE ?= cuda
+bench-gpu: .venv/ready-test
+	TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n 0 -m gpu tests/unit/test_on_device.py
+	@BENCH_DEVICE=$(DEVICE) $(BIN)/python -m tests.benchmarks by_size turns sampling
 
 # the demo's task with ours and with TRL until the same score, then killed twice; the tables and plots of docs/compare.md.
 # ARM chooses arms, ARGS="--steps 2" tries them out

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +63,20 @@ def run() -> Iterator[dict[str, Any]]:
             )
 
 
-@contextmanager
-def real_trainer() -> Iterator[LogGRPOTrainer]:
-    """Yield the trainer of the real model with the default settings."""
+def real_trainer() -> AbstractContextManager[LogGRPOTrainer]:
+    """Have the trainer of the real model with the default settings."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
 
     from streams.engines.base_model import load_base
+    from streams.settings.model import Model
+
+    base = load_base(Model(device=DEVICE))
+    return trainer_of(base.model, base.tokenizer)
+
+
+@contextmanager
+def trainer_of(model: Any, tokenizer: Any) -> Iterator[LogGRPOTrainer]:
+    """Yield the trainer of a model with the default settings."""
     from streams.settings.model import Model, Settings, Trainer
     from trainer.step.grpo import LogGRPOTrainer
     from trainer.step.model import pin, wrap
@@ -76,8 +84,7 @@ def real_trainer() -> Iterator[LogGRPOTrainer]:
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         settings = Settings(model=Model(device=DEVICE), trainer=Trainer(checkpoints=Path(folder)))
         pin(settings)
-        base = load_base(Model(device=DEVICE))
-        yield LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
+        yield LogGRPOTrainer(wrap(model, settings.trainer), tokenizer, settings.trainer)
 
 
 def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed: int = 0) -> AdvantagedGroup:
