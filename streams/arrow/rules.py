@@ -77,12 +77,13 @@ def _holds(shape: Shape, column: pa.Array) -> bool:
         logprobs = column.values.to_numpy()  # with a NaN, neither of these is true
         return bool(logprobs.min(initial=0) > -np.inf and logprobs.max(initial=0) <= MAX_LOGPROB)
     if shape.base is Literal:
-        return column.null_count == 0 and _all_true(pc.is_in(column, pa.array(shape.allowed)))
+        values = column.drop_null()
+        return (shape.optional or len(values) == len(column)) and _all_true(pc.is_in(values, pa.array(shape.allowed)))
     if shape.base is tuple and shape.item is not None:
         return _holds(shape.item, column.flatten())
     if shape.base is dict and shape.item is not None:
         return _keys_differ(column) and _holds(shape.item, column.items)
-    return not dataclasses.is_dataclass(shape.base) or _record_holds(shape.base, column)
+    return not dataclasses.is_dataclass(shape.base) or _record_holds(shape.base, column.drop_null())
 
 
 def _all_true(results: pa.Array) -> bool:
