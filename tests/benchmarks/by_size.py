@@ -3,7 +3,7 @@
 Models of random weights in the shapes of SmolLM2-135M and of Qwen2.5 with 0.5, 1.5 and 3 billion parameters, in
 bfloat16 on a GPU. One group of eight: a turn of 256 + 128 tokens, and eight turns that part like a tree (`turns`).
 
-    BENCH_DEVICE=cuda python -m tests.benchmarks by_size     all sizes; on a CPU the smallest alone
+    BENCH_DEVICE=cuda python -m tests.benchmarks by_size     all sizes; on a CPU a tiny one
     BENCH_SIZES="135M 3B"                                    these
 
 A profiled step, after the timed ones, says how many operations it starts (of a GPU: kernels), which share of its time
@@ -54,7 +54,7 @@ LARGE_FROM, TARGET_LARGE = ("1.5B", "3B"), 1.5
 
 def run() -> Iterator[dict[str, Any]]:
     """Yield one line for each size and case; ours and peer are seconds for one step."""
-    chosen = os.environ.get("BENCH_SIZES", " ".join(SIZES) if DEVICE != "cpu" else "135M").split()
+    chosen = os.environ.get("BENCH_SIZES", " ".join(SIZES) if DEVICE != "cpu" else "tiny").split()
     for name in chosen:
         with trainer_of(*_random_model(SIZES[name])) as trainer:
             for case, group in _groups(trainer).items():
