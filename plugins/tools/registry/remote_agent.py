@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ from schemas.events import Message, Tool
 from schemas.tool_text import INPUT_REQUIRED, offer_digest, offer_problems
 from streams.egress.address_guard import UrlOrigin
 from streams.egress.http_client import AnswerTooLarge, fetch, new_client
+from streams.egress.retry_budget import budget_of
 
 CARD_PATH = "/.well-known/agent-card.json"
 PROTOCOL, BINDING = "1.", "JSONRPC"
@@ -106,7 +108,7 @@ class RemoteAgent:
 
         Raises EpisodeError: crashed, timeout, too_large, bad_result, not_allowed.
         """
-        card = _patiently(lambda: self._fetch("GET", self._url + CARD_PATH), task)
+        card = _patiently(lambda: self._fetch("GET", self._url + CARD_PATH), self._url, task)
         self._address = self._address_in(card)
         described = Tool(name=tool.name, description=_description(card), parameters=tool.parameters)
         if problem := next(offer_problems([described]), None):
@@ -182,7 +184,7 @@ class RemoteAgent:
         return self._call("SendMessage", {"message": message, "configuration": {"returnImmediately": True}})
 
     def _get(self, task_id: str, task: RemoteTask) -> dict[str, Any]:
-        return _task_in({"task": _patiently(lambda: self._call("GetTask", {"id": task_id}), task)})
+        return _task_in({"task": _patiently(lambda: self._call("GetTask", {"id": task_id}), self._url, task)})
 
     def _call(self, method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of a method. Raises EpisodeError."""
@@ -234,18 +236,18 @@ class RemoteAgent:
         raise EpisodeError(problem, reason="bad_result")
 
 
-def _patiently(read: Callable[[], dict[str, Any]], task: RemoteTask | None) -> dict[str, Any]:
+def _patiently(read: Callable[[], dict[str, Any]], url: str, task: RemoteTask | None) -> dict[str, Any]:
     """Return what is read, again if the server of a task that has begun is briefly unreachable. Raises EpisodeError."""
-    pause_s, ends_at = FIRST_LOOK_S, time.monotonic() + PATIENCE_S
-    while True:
+    ends_at = time.monotonic() + PATIENCE_S
+    for retry in count(1):
         try:
             return read()
         except EpisodeError as exc:
             is_brief = exc.reason in ("crashed", "timeout") and time.monotonic() < ends_at
             if task is None or task.task_id is None or task.is_stopped or not is_brief:
                 raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        time.sleep(budget_of(url).pause_s(retry, FIRST_LOOK_S, LONGEST_LOOK_S))
+    raise AssertionError("not reached")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

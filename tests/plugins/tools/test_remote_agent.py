@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,10 +16,13 @@ from hypothesis import example, given, settings, strategies as st
 
 from plugins.environments.episodes.environment import EpisodeError
 from plugins.environments.settings import Environments
+from plugins.tools.registry import remote_agent
 from plugins.tools.registry.remote_agent import MOST_BYTES, RemoteAgent
 from plugins.tools.registry.tool_body import read_body
 from plugins.tools.registry.tool_caller import ToolCaller
 from schemas.events import Tool
+from streams.egress import retry_budget
+from streams.egress.retry_budget import BURST, SPACING_S, budget_of
 from streams.settings.model import Settings
 
 TOOL = Tool(name="far", parameters='{"type": "object"}')
@@ -101,6 +105,25 @@ def test_the_description_is_the_cards_and_another_version_of_it_changes_no_diges
         assert RemoteAgent(url, "", 20).offer(TOOL).digest == first.digest
         cards.append({**cards[0], "provider": {"organization": "another"}})
         assert RemoteAgent(url, "", 20).offer(TOOL).digest != first.digest
+
+
+def test_looks_at_a_task_of_a_server_that_fails_share_the_budget_of_its_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(remote_agent, "time", SimpleNamespace(sleep=waits.append, monotonic=lambda: 1000.0))
+    monkeypatch.setattr(retry_budget, "monotonic", lambda: 1000.0)
+    for _ in range(BURST + 50):  # of others that wait for this server
+        budget_of("http://budget.invalid/agent").pause_s(1)
+    failures = iter([EpisodeError("no answer", reason="crashed")])
+
+    def read() -> dict[str, Any]:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return {"read": True}
+
+    assert remote_agent._patiently(read, "http://budget.invalid/rpc", Call("t1")) == {"read": True}
+    assert waits == pytest.approx([51 * SPACING_S])
 
 
 @pytest.mark.parametrize(
