@@ -36,6 +36,7 @@ from gateway.http.request_record import RequestRecord
 from gateway.http.route import LOGIN_ACTIONS, RouteTable
 from streams.access.credentials import UNKNOWN
 from streams.access.roles import Action, Decision, Principal
+from streams.egress import within_trace
 from streams.errors import LogError
 from streams.kafka import times
 
@@ -91,7 +92,8 @@ class Door:
 
     async def _answer(self, record: RequestRecord, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await app(scope, receive, record.watching(send))
+            with within_trace(record.traceparent):
+                await app(scope, receive, record.watching(send))
         finally:
             if record.in_progress and record.principal is not None:
                 self._limits.end(record.principal.who, record.tokens)

@@ -38,7 +38,7 @@ from plugins.environments.listed import open_listed, settings_of
 from plugins.environments.settings import Environments
 from schemas import json_text
 from schemas.events import EpisodeStart
-from streams.egress import current_rule
+from streams.egress import current_rule, trace_headers
 from streams.egress.http_client import clean_key
 from streams.errors import SettingsError, StreamwardError
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
@@ -245,7 +245,7 @@ class _EnvironmentProcess(WorkerProcess):
     def _request(self, method: str, arguments: dict[str, Any], limit_s: float) -> dict[str, Any]:
         request_id = token_hex(16)
         memory_bytes = self._limits.memory_mib * 1024**2
-        request = {"id": request_id, "do": method, "name": self._name, "memory_bytes": memory_bytes}
+        request = {"id": request_id, "do": method, "name": self._name, "memory_bytes": memory_bytes, **trace_headers()}
         try:
             with _episode_errors():
                 self.write(self._name, json.dumps(request | arguments).encode(), limit_s)

@@ -1,6 +1,7 @@
 """The worker process of an environment by reference: it opens one, then resets and steps it.
 
     stdin   JSON {"id", "do": "open" | "reset" | "step" | "end_session", …}   from the parent, which is trusted
+                 "traceparent": sent with each request that the environment makes
     stdout  JSON {"id", …} with "version" | "observation" | "result" | "reason", "error"
 
 The pipes are from streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
@@ -20,7 +21,7 @@ from typing import Any
 
 from plugins.environments.by_reference import load
 from plugins.environments.episodes.environment import ACTION, Environment, EpisodeError
-from streams.egress import EgressRule, use_egress
+from streams.egress import EgressRule, use_egress, within_trace
 from streams.processes.worker_pipe import (
     MAX_ANSWER_BYTES,
     AnswerPipe,
@@ -71,7 +72,8 @@ def _answer(answers: AnswerPipe, body: bytes) -> None:
     request = json.loads(body)
     name, action = request["name"], request["do"]
     try:
-        answer = _perform(request)
+        with within_trace(request.get("traceparent")):
+            answer = _perform(request)
         if len(json.dumps(answer)) > MAX_ANSWER_BYTES:
             raise EpisodeError(f"{name}: {action} shows more than 1 MiB", reason="too_large")
     except EpisodeError as exc:

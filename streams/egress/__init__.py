@@ -1,12 +1,16 @@
-"""Connections to servers outside of the loop, and the rule that bounds them.
+"""Connections to servers outside of the loop, the rule that bounds them, and the trace that they are made in.
 
     section egress of the settings ──► EgressRule, read once ──► address_guard.py checks each connection
+    within_trace ──► trace_headers ──► each request of http_client.py, the handshake of a WebSocket
 
 Importing this package does not import the settings: workers of environments start without them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -37,6 +41,7 @@ class EgressRule:
 
 
 _rule = EgressRule()
+_traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 def use_egress(rule: Egress | EgressRule) -> None:
@@ -48,3 +53,22 @@ def use_egress(rule: Egress | EgressRule) -> None:
 def current_rule() -> EgressRule:
     """Return the rule that applies."""
     return _rule
+
+
+@contextmanager
+def within_trace(traceparent: str | None) -> Iterator[None]:
+    """Send this W3C trace context with each request that the block makes; None: send none.
+
+    Coroutines and `asyncio.to_thread` inherit it; other threads do not.
+    """
+    token = _traceparent.set(traceparent)
+    try:
+        yield
+    finally:
+        _traceparent.reset(token)
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the header of the trace that this code runs in; none without one."""
+    traceparent = _traceparent.get()
+    return {} if traceparent is None else {"traceparent": traceparent}

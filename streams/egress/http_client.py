@@ -5,7 +5,7 @@
 
 httpx2 limits each read on its own, so a server that sends a byte of a header, a `100 Continue`, a chunk extension or a
 trailer now and then is never late. Here a timer closes the connection under the request. No client follows a redirect:
-its status is the answer.
+its status is the answer. A request of a traced operation has its `traceparent`.
 
 Not covered: looking up the server's name, which the system's resolver limits; the time of an answer that a coroutine
 waits for (MCP), which its caller limits.
@@ -26,6 +26,7 @@ from typing import Any, Self
 
 import httpx2
 
+from streams.egress import trace_headers
 from streams.egress.address_guard import CheckedAsyncTransport, CheckedTransport, UrlOrigin, check_host
 from streams.errors import SettingsError
 
@@ -84,6 +85,8 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
 def _check_request(request: httpx2.Request) -> None:
     check_host(request.url.host)
+    for name, value in trace_headers().items():
+        request.headers.setdefault(name, value)
 
 
 def _tls() -> ssl.SSLContext:

@@ -17,7 +17,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
+
+from streams.egress import within_trace
 
 HEADER = "traceparent"
 SAMPLED = 0x01
@@ -77,6 +80,11 @@ def headers_of(context: Context | None) -> dict[str, bytes]:
 def http_headers_of(context: Context | None) -> dict[str, str]:
     """Return the headers of an HTTP request sent in this context."""
     return {} if context is None else {HEADER: context.traceparent}
+
+
+def sending(context: Context | None) -> AbstractContextManager[None]:
+    """Send this context with each request to another server that the block makes (streams/egress)."""
+    return within_trace(None if context is None else context.traceparent)
 
 
 def child(parent: Context, event_id: str) -> Context:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
 from streams.egress.retry_budget import budget_of
-from streams.observability.trace_context import Context
 from streams.scorers.judge import Judge, JudgeOptions
 from streams.scorers.judge_client import missing_setting
 from streams.scorers.module_names import check_module_names
@@ -136,13 +135,8 @@ class Scorers:
         asks = any(find(part.name).home == "judge" for part in parts_of([source]))
         return (self._judging if asks else self._working).submit(task.task_id, job)
 
-    def score(
-        self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
-    ) -> ScoreOutcome:
-        """Return the outcome; any failure of a task, a response or a scorer is an outcome with an error.
-
-        `trace` is that of the score, for a scorer that asks another server.
-        """
+    def score(self, task: Task, response: Response, source: RewardSource) -> ScoreOutcome:
+        """Return the outcome; any failure of a task, a response or a scorer is an outcome with an error."""
         started, tries, name, prefix = time.perf_counter(), 1, source.name, ""
         try:
             mixed = parts(source)
@@ -150,14 +144,14 @@ class Scorers:
             for part in mixed:
                 name = part.name
                 prefix = f"{part.label or name}." if source.name == "mix" else ""
-                verdict, used = self._persist(task, response, part, source.name, trace)
+                verdict, used = self._persist(task, response, part, source.name)
                 tries = max(tries, used)
                 verdicts.append(verdict)
             if source.name == SWAPPED:
                 settings = json_object(source.settings, SWAPPED, reason="bad_settings")
                 swaps = TermSwaps(options(SwappedScorer, settings, SWAPPED).terms)
                 copy = swaps.swap_task(task), swaps.swap_response(response)
-                other, used = self._persist(*copy, mixed[0], source.name, trace)
+                other, used = self._persist(*copy, mixed[0], source.name)
                 return _outcome(average(verdicts[0], other), started, max(tries, used))
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
         except Exception as exc:  # a bug costs this score, not the agent
@@ -168,9 +162,7 @@ class Scorers:
             return _failed_outcome(failed, whole_version, started, tries)
         return _outcome(verdict, started, tries)
 
-    def rank(
-        self, task: Task, responses: Sequence[Response], source: RewardSource, *, trace: Context | None = None
-    ) -> list[ScoreOutcome]:
+    def rank(self, task: Task, responses: Sequence[Response], source: RewardSource) -> list[ScoreOutcome]:
         """Return one outcome for each response, from a source that compares them; a failure is the outcome of all."""
         started, tries = time.perf_counter(), 1
         try:
@@ -178,7 +170,7 @@ class Scorers:
             if len(responses) < 2:
                 raise ScoreError(f"{source.name}: {len(responses)} response of this group can be compared, expected 2 "
                                  "or more", reason="alone")  # fmt: skip
-            once = partial(self._the_ranking_judge().rank, task, responses, settings, trace)
+            once = partial(self._the_ranking_judge().rank, task, responses, settings)
             budget = budget_of(self._scoring.judge_url or "")
             verdicts, tries, spent = persist(once, self._scoring.retries, self._stopping, budget=budget)
             share = share_of_each(spent, len(responses))
@@ -209,9 +201,7 @@ class Scorers:
             if judge is not None:
                 judge.close()
 
-    def _persist(
-        self, task: Task, response: Response, part: MixPart, source: str, trace: Context | None
-    ) -> tuple[Verdict, int]:
+    def _persist(self, task: Task, response: Response, part: MixPart, source: str) -> tuple[Verdict, int]:
         if find(part.name).home == "sandbox":
             self._refuse(task.task_id, source)
 
@@ -219,12 +209,12 @@ class Scorers:
             if exc.reason == "timeout" and find(part.name).home == "sandbox":
                 self._count_timeout(task.task_id, source)
 
-        once = partial(self._once, task, response, part, trace)
+        once = partial(self._once, task, response, part)
         budget = budget_of(self._scoring.judge_url or "") if find(part.name).home == "judge" else None
         verdict, tries, spent = persist(once, self._scoring.retries, self._stopping, count_timeout, budget=budget)
         return replace(verdict, components=sum_of(verdict.components, spent)), tries
 
-    def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
+    def _once(self, task: Task, response: Response, part: MixPart) -> Verdict:
         scorer = find(part.name)
         if scorer.of_group:
             raise ScoreError(ALONE, reason="needs_group")
@@ -233,7 +223,7 @@ class Scorers:
         if scorer.home == "sandbox":
             verdict = self._sandbox.score(part.name, part.settings, task, response)
         elif scorer.home == "judge":
-            verdict = self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
+            verdict = self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"))
         else:
             verdict = scorer(task, response, part.settings)
         return check_steps(check_verdict(verdict, part.name), response, part.name)

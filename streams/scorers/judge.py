@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
-from streams.observability.trace_context import Context
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, own_object, text_of, unreadable
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
 
@@ -79,14 +78,14 @@ class Judge:
         self._client = JudgeClient(scoring)
         self.version = f"judge/3 {self._client.model}"
 
-    def score(self, task: Task, response: Response, settings: JudgeOptions, trace: Context | None = None) -> Verdict:
+    def score(self, task: Task, response: Response, settings: JudgeOptions) -> Verdict:
         """Return the judge's score, rescaled to 0 to 1; the component `score` is on its own scale.
 
-        `trace` is passed on to a judge that is traced too. Raises ScoreError as `JudgeClient.ask`.
+        Raises ScoreError as `JudgeClient.ask`.
         """
         spent = {"tries": 1.0}
         try:
-            reply = self._client.ask(question(prompt(task, response, settings, token_hex(8)), settings), trace)
+            reply = self._client.ask(question(prompt(task, response, settings, token_hex(8)), settings))
             spent |= reply.spent
             points, reason = parse(reply.answer, settings, self._client.url, response.text)
         except ScoreError as exc:

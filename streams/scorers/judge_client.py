@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streams.observability.trace_context import Context, http_headers_of
 from streams.scorers.verdict import ScoreError
 
 if TYPE_CHECKING:
@@ -94,8 +93,8 @@ class JudgeClient:
         self._timeout_s = scoring.timeout_s
         self._client = new_client(headers=bearer(key, "scoring.judge_key"))
 
-    def ask(self, question: JudgeQuestion, trace: Context | None = None) -> JudgeReply:
-        """Return the answer of the judge's server. `trace` is passed on to a judge that is traced too.
+    def ask(self, question: JudgeQuestion) -> JudgeReply:
+        """Return the answer of the judge's server.
 
         Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_parameter, judge_budget, judge_answer.
         """
@@ -107,22 +106,21 @@ class JudgeClient:
         }
         body: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": question.text}]}
         body |= {name: values[name] for name in self._parameters if values[name] is not None}
-        answer = self._post(body, question, trace)
+        answer = self._post(body, question)
         return JudgeReply(answer, self._usage(answer))
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _post(self, body: dict[str, Any], question: JudgeQuestion, trace: Context | None) -> bytes:
+    def _post(self, body: dict[str, Any], question: JudgeQuestion) -> bytes:
         import httpx2
 
         from streams.egress.http_client import AnswerTooLarge, fetch
 
-        request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
         limits: dict[str, Any] = {"limit_s": self._timeout_s, "most_bytes": MAX_ANSWER_BYTES}
         try:
-            status, answer = fetch(self._client, "POST", self.url, **limits, **request)
+            status, answer = fetch(self._client, "POST", self.url, **limits, json=body)
         except AnswerTooLarge as exc:
             raise ScoreError(f"judge at {self.url} sent {exc}; check scoring.judge_url", reason="judge_answer") from exc
         except httpx2.TimeoutException as exc:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
-from streams.observability.trace_context import Context
 from streams.scorers.judge import LIMIT, conversation_of, reference_of
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, own_object, text_of, unreadable
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, storable
@@ -83,9 +82,7 @@ class RankingJudge:
         self._client = JudgeClient(scoring)
         self.version = f"{NAME}/1 {self._client.model}"
 
-    def rank(
-        self, task: Task, responses: Sequence[Response], settings: RankingOptions, trace: Context | None = None
-    ) -> list[Verdict]:
+    def rank(self, task: Task, responses: Sequence[Response], settings: RankingOptions) -> list[Verdict]:
         """Return one verdict for each response, in their order. Raises ScoreError as `JudgeClient.ask`."""
         shown = in_shown_order(responses)
         spent = {"tries": 1.0}
@@ -96,7 +93,7 @@ class RankingJudge:
                 limit=LIMIT,
                 json_mode=settings.json_mode,
             )
-            reply = self._client.ask(asked, trace)
+            reply = self._client.ask(asked)
             spent |= reply.spent
             quotable = "\n".join(response.text for response in shown)
             verdict = own_object(text_of(reply.answer, asked, self._client.url), "ranks", quotable, self._client.url)

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
 from schemas.serde import encode
-from streams.observability.trace_context import Context
+from streams.observability.trace_context import Context, sending
 from streams.scorers import ScoreError, ScoreOutcome, Scorers
 from streams.scorers.judge import JudgeOptions, parse, prompt
 from streams.settings.model import Scoring
@@ -73,7 +73,8 @@ def score(
     )
     with Scorers(scoring) as scorers:
         source = RewardSource(name="judge", settings=json.dumps(settings))
-        return scorers.score(TASK, RESPONSE, source, trace=trace)
+        with sending(trace):
+            return scorers.score(TASK, RESPONSE, source)
 
 
 def test_the_judge_gives_its_score_between_0_and_1_and_its_reason(judge: JudgeServer) -> None:

@@ -64,6 +64,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.observability.metrics import OFF, Meter
+from streams.observability.trace_context import parse, sending
 from streams.settings.model import Settings
 from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.response import UNANSWERED
@@ -326,6 +327,10 @@ class AgentRunner:
 
     def _run(self, attempt: TaskAttempt, slot: int) -> str:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
+        with sending(attempt.waiting.trace or parse(attempt.waiting.task.traceparent)):
+            return self._run_traced(attempt, slot)
+
+    def _run_traced(self, attempt: TaskAttempt, slot: int) -> str:
         task, began = attempt.waiting.task, None
         metadata = {"manager": self._nonce, **conversation_of_task(task)}
         try:

@@ -23,6 +23,7 @@ from websockets.sync.client import connect
 from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message
+from streams.egress import trace_headers
 from streams.egress.address_guard import EgressRefused, UrlOrigin, open_socket
 from streams.egress.http_client import AnswerTooLarge, fetch, new_client
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
@@ -64,7 +65,13 @@ class OpenEnvEnvironment:
         try:
             # a proxy of the user's is left out: the connection goes to the named host or nowhere
             connected = open_socket(self._socket_url, UrlOrigin.LISTED, LIMIT_S)
-            connection = connect(self._socket_url, sock=connected, proxy=None, max_size=MAX_ANSWER_BYTES)
+            connection = connect(
+                self._socket_url,
+                sock=connected,
+                proxy=None,
+                max_size=MAX_ANSWER_BYTES,
+                additional_headers=trace_headers(),
+            )
             self._connection = self._session.enter_context(connection)
         except (OSError, EgressRefused, WebSocketException) as exc:
             raise EpisodeError(f"{self._name}: no session: {exc}; is the server running?", reason="crashed") from exc

@@ -34,6 +34,7 @@ from schemas.events import (
     RunVerdict,
     derive_id,
 )
+from streams.observability.trace_context import parse, sending
 from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
 
@@ -179,7 +180,8 @@ class PromotionGuardAgent:
         """Return what the judge says of a run; None: it is not asked. Raises as `VerifierAgent.verify`."""
         if self._verifier is None or gate_verdict(run, self._settings) is not None:
             return None
-        return self._verifier.verify(run.transcript)
+        with sending(parse(run.finished.traceparent)):
+            return self._verifier.verify(run.transcript)
 
     def verdict(self, run: EndedRun, judge_verdict: JudgeVerdict | None, judges: MeasuredJudges) -> GroundedVerdict:
         """Return the verdict that follows from the gates and the judge's."""

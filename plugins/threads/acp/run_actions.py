@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -345,7 +346,9 @@ class RunActions:
             await self._record(_call_ended(run, step, call, ToolReply(exc.message, exc.kind)))
 
     async def _apart(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(copy_context().run, call, *arguments)
+        )
 
 
 def _read_by(run: RunState) -> Iterator[ReadPart]:

@@ -30,7 +30,7 @@ from streams.egress.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.egress.retry_budget import budget_of
 from streams.engines.protocol import Completion, SamplingRequest, TokenCounts, failed_slot, failed_slots, uniform
 from streams.errors import EventError
-from streams.observability.trace_context import Context, http_headers_of
+from streams.observability.trace_context import sending
 from streams.settings.model import Outside
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -129,7 +129,8 @@ class OutsideModels:
         )
         for attempt in range(self._rule.retries + 1):
             try:
-                return self._post(model, body, slot, request.trace)
+                with sending(request.trace):
+                    return self._post(model, body, slot)
             except _OneTryError as exc:
                 if not exc.again or attempt == self._rule.retries:
                     return failed_slot(slot, str(exc))
@@ -141,12 +142,12 @@ class OutsideModels:
         taken = {name: values[name] for name in self._rule.request_parameters if values.get(name) is not None}
         return {"model": model.model, "messages": [_plain(message) for message in messages], **taken}
 
-    def _post(self, model: OutsideModel, body: dict[str, Any], slot: int, trace: Context | None = None) -> Completion:
+    def _post(self, model: OutsideModel, body: dict[str, Any], slot: int) -> Completion:
         """Return the answer to one request. Raises _OneTryError."""
         url, rule = f"{model.url}/chat/completions", self._rule
         try:
             limits: dict[str, Any] = {"limit_s": rule.timeout_s, "most_bytes": MOST_BYTES}
-            status, answer = fetch(self._client, "POST", url, **limits, json=body, headers=http_headers_of(trace))
+            status, answer = fetch(self._client, "POST", url, **limits, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL, AnswerTooLarge) as exc:
             raise _OneTryError(f"outside model at {url}: {exc or type(exc).__name__}", again=True) from exc
         if status != 200:

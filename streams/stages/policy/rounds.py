@@ -39,6 +39,7 @@ from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
+from streams.observability.trace_context import sending
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
@@ -197,10 +198,12 @@ class PolicyRounds:
         self._passed_steps = passes_steps(batch.tasks[0].task)
         requests = [self._request(waiting, batch.version) for waiting in batch.tasks]
         outside = self._state.router.outside(batch.version)
-        guarded = [
-            GuardedRequest(request) if self._guard is None else self._guard.admit(request) for request in requests
-        ]
+        guarded = [self._admit(request) for request in requests]
         return BegunRound(batch, guarded, refused, outside, began, time.monotonic())
+
+    def _admit(self, request: SamplingRequest) -> GuardedRequest:
+        with sending(request.trace):
+            return GuardedRequest(request) if self._guard is None else self._guard.admit(request)
 
     def finish(self, current: BegunRound, answers: list[list[Completion]]) -> None:
         """Write the engine's answers to the requests of a round, after what the guard found."""
@@ -232,7 +235,8 @@ class PolicyRounds:
             completions = next(sampled) if guarded.refused is None else guarded.refused
             events += guarded.events
             if self._guard is not None and guarded.refused is None:
-                completions, found = self._guard.review(guarded.request, completions)
+                with sending(guarded.request.trace):
+                    completions, found = self._guard.review(guarded.request, completions)
                 events += found
             reviewed.append(completions)
         for event in events:

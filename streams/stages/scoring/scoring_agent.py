@@ -251,10 +251,10 @@ class ScoringAgent:
         if not trial and self._breaker.is_paused(scorer_of(source)):
             return None
         trace = self._trace(item, derive_id(item.response.response_id, source.name))
-        asked_in = None if trace is None else trace.context
-        if item.group is not None and is_of_group(source):
-            return self._scorers.rank(task, item.group, source, trace=asked_in)
-        return self._scorers.score(task, item.response, source, trace=asked_in)
+        with trace_context.sending(None if trace is None else trace.context):
+            if item.group is not None and is_of_group(source):
+                return self._scorers.rank(task, item.group, source)
+            return self._scorers.score(task, item.response, source)
 
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
         return self._tracer.follows(trace_context.of_headers(item.taken.record.headers), reward_id)

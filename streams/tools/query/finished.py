@@ -116,6 +116,12 @@ class Finished:
         return next((part.subject for part in parts if part is not None and part.subject), None)
 
     @property
+    def traceparent(self) -> str | None:
+        """The trace that its task was submitted in; None: in none."""
+        parts = (self.task, self.began, self.response, *(run.began or run.response for run in self.runs))
+        return next((part.traceparent for part in parts if part is not None and part.traceparent), None)
+
+    @property
     def run_ids(self) -> tuple[str, ...]:
         """The runs that it is, in order."""
         return tuple(run.answer_id for run in self.runs) or (self.answer_id,)

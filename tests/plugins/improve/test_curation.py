@@ -32,7 +32,7 @@ from streams.tools.query.finished import Finished
 from streams.tools.runs.run_row import FigureRules, run_row
 from tests.plugins.improve.runs import SURE, agreeing, chat_turn, finished, result, tool_turn
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
-from tests.support.factories import T0
+from tests.support.factories import T0, trajectory
 
 PROMOTE = {"verdict": "promote", "rationale": "It is right."}
 REJECT = {"verdict": "reject", "rationale": "It is wrong."}
@@ -244,6 +244,13 @@ def test_a_judge_that_refuses_one_run_leaves_it_to_a_person_and_one_that_refuses
         with pytest.raises(ScoreError) as error:
             rule(settings_of(judge))
         assert error.value.reason == reason
+
+
+def test_a_judge_is_asked_in_the_trace_of_the_run(judge: JudgeServer) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    for given in (trace, None):
+        rule(settings_of(judge), dataclasses.replace(finished(), began=trajectory("started", traceparent=given)))
+    assert [headers.get("traceparent") for _, headers, _ in judge.requests] == [trace, None]
 
 
 def test_an_endpoint_has_no_password_and_no_query() -> None:
