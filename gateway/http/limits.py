@@ -14,7 +14,9 @@ Of several servers one answers, and counts for all (several_servers.py). The nex
 were: it counts them as empty when the one before was last seen, so no key gets more than its limit. What a key owes it
 knows from the recorded requests, as does a server that starts again.
 
-Not covered: tokens of requests that a killed server had not ended, or that are not recorded (serve.requests). Requests
+Not covered: tokens of requests that are not recorded: with serve.requests=off all, and of a killed server those that it
+had not ended, since a request is recorded at its end, and those whose event was still in its queue. A key can have
+serve.key_at_once of the former, each up to the model's context. Requests
 without a valid key have no bucket: they are refused unread. A batch of JSON-RPC is one request. A call in a thread runs
 to its end even after its request was answered; a slow reader is limited by serve.answer_s, too.
 """
