@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
@@ -78,8 +79,10 @@ class McpEnvironment(OfferedTools):
         """`credential`: sent to an address as bearer token. Raises EpisodeError: bad_settings, crashed."""
         super().__init__(f"mcp:{server}", prompt, system, messages)
         self._server, self._credential = server, credential
-        self._portal_context = start_blocking_portal()
-        self._portal = self._portal_context.__enter__()
+        portal_context = start_blocking_portal()
+        self._portal = portal_context.__enter__()
+        # also at the end of the interpreter, as long as its thread still runs: later, stopping it waits for ever
+        self._stop_portal = weakref.finalize(self, portal_context.gen.close)
         self._session: AbstractContextManager[Client] | None = None
         self._client = self._connect()
         self._is_new = True
@@ -89,7 +92,7 @@ class McpEnvironment(OfferedTools):
     def close(self) -> None:
         """End the session, and the server if it was started here."""
         self._disconnect()
-        self._portal_context.__exit__(None, None, None)
+        self._stop_portal()
 
     def end_session(self) -> None:
         """End the session, and the server if it was started here; the next episode begins another."""

@@ -385,6 +385,19 @@ def test_a_command_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.environments
+def test_a_process_ends_that_has_not_closed_an_environment_and_so_does_its_server() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    program = (
+        "from plugins.environments.adapters.mcp_env import McpEnvironment; "
+        f"environment = McpEnvironment({f'{PLAIN} pid'.removeprefix('mcp:')!r}, 'p'); environment.reset(0); "
+        "print(environment._invoke('pid', {})[0])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    until(lambda: not psutil.pid_exists(int(ended.stdout)), "an end of the server")
+
+
+@pytest.mark.environments
 def test_an_mcp_server_that_is_not_there_or_a_task_without_a_prompt_is_named() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     with pytest.raises(EpisodeError, match=r"no session: .*is the server running") as caught:
