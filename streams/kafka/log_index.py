@@ -5,7 +5,9 @@
 
 The file is a projection: without it the topic is read from its first record. It is used only if it is whole (by its
 checksum), of this format and of this topic (by the id that Kafka gave it: a recreated topic has another), and if the
-last record that it covers in each partition is where it was, with the same key and time.
+last record that it covers in each partition is where it was, with the same key and time. Where a file is
+written, those that no process has opened for UNUSED_DAYS are removed, as those of deleted topics: topics of another
+cluster have files here, too, and are not listed by this one.
 
 Not covered: two keys with the same digest, of 16 bytes, would be taken for one.
 """
@@ -20,6 +22,7 @@ import mmap
 import os
 import struct
 import tempfile
+import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +43,7 @@ FORMAT = 1
 """Version of the file. One of another version is ignored."""
 SAVED_ROWS = 10_000
 """New rows with which the file is written again; a short log has none."""
+UNUSED_DAYS = 30
 ROW = struct.Struct("<16sqii")
 _DIGEST = 16
 _CHECKSUM = 32
@@ -118,6 +122,7 @@ class LogIndex:
                     file.write(hashlib.sha256(content).digest() + content)
                 self._load(Path(half))
                 os.replace(half, self._path)
+                _remove_unused(self._path.parent)
             except OSError:
                 os.unlink(half)
                 raise
@@ -160,6 +165,8 @@ class LogIndex:
             if path != Path(os.devnull):
                 log.warning("%s is not used, and is made again: %s", path, exc)
             return
+        with contextlib.suppress(OSError):  # of a folder that cannot be written
+            os.utime(path)
         self._rows = whole[start + size :]
         self._count, self._new, self.new_rows = len(self._rows) // ROW.size, {}, 0
         self._covered = {}
@@ -202,6 +209,14 @@ class LogIndex:
 
     def _first(self, partition: int) -> int:
         return self._bounds[partition][0] if partition in self._bounds else 0
+
+
+def _remove_unused(folder: Path) -> None:
+    before_s = time.time() - UNUSED_DAYS * 86_400
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < before_s:
+                path.unlink()
 
 
 def _digest(key: bytes) -> bytes:

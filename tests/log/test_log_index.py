@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,16 @@ def test_a_file_that_is_not_whole_is_made_again(
     assert known_ids(long, ["t0", "t1", "t2", "t3", "no"]) == {"t0", "t1", "t2", "t3"}
     assert len(read_keys) == 40
     assert sorted(folder.iterdir()) == [file] and file.read_bytes() == whole
+
+
+def test_a_file_that_no_process_opened_for_long_is_removed_with_the_next_write(long: Settings, folder: Path) -> None:
+    (own,) = folder.iterdir()
+    for name, days in ((own.name, 31), ("deleted-keys", 31), ("elsewhere-keys", 29)):
+        (folder / name).touch()
+        os.utime(folder / name, (0, time.time() - days * 86_400))
+    submit(long, tasks(range(40, 40 + SAVED)))
+    known_ids(long, ["t0", "t1", "t2", "t3"])  # all partitions
+    assert {path.name for path in folder.iterdir()} == {own.name, "elsewhere-keys"}
 
 
 def damaged(whole: bytes, damage: str) -> bytes:
