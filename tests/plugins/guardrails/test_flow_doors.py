@@ -29,10 +29,8 @@ SCRIPT: dict[str, Any] = {
         {"when": "tool: booked Lamb", "reply": "You sleep at the Lamb."},
         {"when": "only book", "reply": tool_call("book", hotel="Lamb")},
         {"when": "tool: a person refused this call", "reply": "Then not."},
-        {
-            "when": "ask the clerk",
-            "reply": tool_call("weather", city="Ulm") + tool_call("ask_clerk", message="only book"),
-        },
+        {"when": "ask the clerk", "reply": tool_call("weather", city="Bonn")},
+        {"when": "tool: 31 degrees in Bonn", "reply": tool_call("ask_clerk", message="only book")},
         {"when": "tool: You sleep at the Lamb.", "reply": "Done."},
     ]
 }
