@@ -23,7 +23,6 @@ from typing import Self, TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError, SettingsError
-from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.group_protocol import is_by_broker, member_config
 from streams.kafka.lag_meter import LagMeter
@@ -302,7 +301,8 @@ class GroupConsumer(Reader):
     def _renew(self) -> None:
         """Join with a new client."""
         self._renews_at = None
-        former, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
+        former = self._consumer
+        self._open_client()
         self._outage.close(former.close)
         self._subscribe()
 

@@ -95,8 +95,7 @@ class Reader:
                 **config,
             },
         )
-        self._consumer = client.consumer(settings.kafka, self._config)
-        self._brokers = client.LostBrokers(settings.kafka, self._consumer)
+        self._open_client()
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
         self._trouble: StreamwardError | None = None
@@ -159,6 +158,11 @@ class Reader:
             else:
                 self._outage.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
         return records
+
+    def _open_client(self) -> None:
+        """Read with a new client from now on, and notice if that one loses its brokers."""
+        self._consumer = client.consumer(self._settings.kafka, self._config)
+        self._brokers = client.LostBrokers(self._settings.kafka, self._consumer)
 
     def _look_for_brokers(self) -> None:
         """Raise LogError if the client has lost its brokers."""
@@ -332,8 +336,8 @@ class PartitionReader(Reader):
 
     def _replace_client(self, reason: str) -> None:
         log.warning("%s: reading on with a new client", reason)
-        before, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
-        self._brokers = client.LostBrokers(self._settings.kafka, self._consumer)
+        before = self._consumer
+        self._open_client()
         self.assign(self._position, self._ends)
         before.close()
 

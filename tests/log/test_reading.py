@@ -356,6 +356,17 @@ def test_a_group_member_or_producer_whose_client_has_lost_its_brokers_ends_its_p
             producer._report(1, 1)
 
 
+def test_a_group_member_with_a_new_client_looks_at_the_brokers_of_that_one(
+    made: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(made, 1)
+    monkeypatch.setattr(client_module, "LOST_S", 0.0)
+    with GroupConsumer(made, "renewed", ["rewards"], BrokerOutage(made.kafka, threading.Event())) as member:
+        member._renew()
+        member._look_for_brokers()  # the former client is closed, and would raise
+        assert numbers(poll(member, 1)) == [0]
+
+
 def test_a_long_read_ends_when_the_process_should_stop(made: Settings) -> None:
     at = write(made, 1500)  # more than one poll returns
     tp, stop = at[0][:2], threading.Event()
