@@ -122,10 +122,10 @@ class LogIndex:
                     file.write(hashlib.sha256(content).digest() + content)
                 self._load(Path(half))
                 os.replace(half, self._path)
-                _remove_unused(self._path.parent)
             except OSError:
                 os.unlink(half)
                 raise
+            _remove_unused(self._path.parent)
 
     def clear(self) -> None:
         """Forget all rows, as if there were no file."""

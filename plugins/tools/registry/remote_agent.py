@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import count
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -238,16 +237,16 @@ class RemoteAgent:
 
 def _patiently(read: Callable[[], dict[str, Any]], url: str, task: RemoteTask | None) -> dict[str, Any]:
     """Return what is read, again if the server of a task that has begun is briefly unreachable. Raises EpisodeError."""
-    ends_at = time.monotonic() + PATIENCE_S
-    for retry in count(1):
+    retry, ends_at = 0, time.monotonic() + PATIENCE_S
+    while True:
         try:
             return read()
         except EpisodeError as exc:
             is_brief = exc.reason in ("crashed", "timeout") and time.monotonic() < ends_at
             if task is None or task.task_id is None or task.is_stopped or not is_brief:
                 raise
+        retry += 1
         time.sleep(budget_of(url).pause_s(retry, FIRST_LOOK_S, LONGEST_LOOK_S))
-    raise AssertionError("not reached")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
