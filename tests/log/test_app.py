@@ -87,6 +87,7 @@ def test_partitions_that_move_while_changelogs_are_read_lose_nothing(bench: Benc
     third = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bench.lag() == 0, bench.logs)
     bench.judge(groups)
+    assert driver == "faust" or all(len(found) == 1 for found in bench.joined().values())  # of transactions
     assert [worker.process.poll() for worker in (second, third)] == [None, None], bench.logs()
 
 
