@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schemas.tokens import LossMask
 from tests.benchmarks import turns
 from tests.benchmarks.side_by_side import DEVICE, by_turns, line, median_s, say
-from tests.benchmarks.trainer import group_of, random_group, trainer_of
+from tests.benchmarks.trainer import group_of, random_group, steps, trainer_of
 
 if TYPE_CHECKING:
     from schemas.events import AdvantagedGroup
@@ -65,18 +65,14 @@ def run() -> Iterator[dict[str, Any]]:
 def _measured(trainer: LogGRPOTrainer, name: str, case: str, group: AdvantagedGroup) -> dict[str, Any]:
     import torch
 
-    def step(plain_because: str | None) -> dict[str, float]:
-        trainer.plain_because = plain_because
-        metrics = trainer.train_batch([group])
+    def whole(step: Callable[[], dict[str, float]]) -> None:
+        step()
         if DEVICE != "cpu":
             torch.cuda.synchronize()
-        return metrics
 
-    shared = trainer.plain_because
-    sides = {"ours": partial(step, shared), "peer": partial(step, "the peer is plain TRL")}
+    sides = {side: partial(whole, step) for side, step in steps(trainer, group).items()}
     found = by_turns(sides, rounds=5, budget_s=60)
-    profiles = {side: _profile(call) for side, call in sides.items()}
-    trainer.plain_because = shared
+    profiles = {side: _profile(step) for side, step in sides.items()}
     ours, peer = median_s(found["ours"]), median_s(found["peer"])
     return line(
         "by_size",
@@ -126,7 +122,7 @@ def _groups(trainer: LogGRPOTrainer) -> dict[str, AdvantagedGroup]:
     }
 
 
-def _profile(step: Any) -> dict[str, Any]:
+def _profile(step: Callable[[], None]) -> dict[str, Any]:
     """Return the operations that a step starts, the share of its time that the device works, and the longest five."""
     from torch.profiler import ProfilerActivity, profile
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +36,10 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     with real_trainer() as trainer:
-        shared = trainer.plain_because
         for prompt, completion, target in CASES:
             say(f"trainer: {SLOTS} slots of {prompt} + {completion} tokens, {torch.get_num_threads()} thread(s)")
             group = random_group(trainer, prompt, completion)
-
-            def step(plain_because: str | None, group: AdvantagedGroup = group) -> dict[str, float]:
-                trainer.plain_because = plain_because
-                return trainer.train_batch([group])
-
-            measured = by_turns(
-                {"ours": lambda: step(shared), "peer": lambda: step("the peer is plain TRL")}, rounds=5, budget_s=25
-            )
+            measured = by_turns(steps(trainer, group), rounds=5, budget_s=25)
             ours, peer = median_s(measured["ours"]), median_s(measured["peer"])
             yield line(
                 "trainer",
@@ -85,6 +78,19 @@ def trainer_of(model: Any, tokenizer: Any) -> Iterator[LogGRPOTrainer]:
         settings = Settings(model=Model(device=DEVICE), trainer=Trainer(checkpoints=Path(folder)))
         pin(settings)
         yield LogGRPOTrainer(wrap(model, settings.trainer), tokenizer, settings.trainer)
+
+
+def steps(trainer: LogGRPOTrainer, group: AdvantagedGroup) -> dict[str, Callable[[], dict[str, float]]]:
+    """Return a step on a group by our pass, and by TRL's own."""
+
+    def step(plain_because: str | None) -> dict[str, float]:
+        before, trainer.plain_because = trainer.plain_because, plain_because
+        try:
+            return trainer.train_batch([group])
+        finally:
+            trainer.plain_because = before
+
+    return {"ours": partial(step, trainer.plain_because), "peer": partial(step, "the peer is plain TRL")}
 
 
 def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed: int = 0) -> AdvantagedGroup:

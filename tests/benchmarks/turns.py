@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schemas.tokens import LossMask
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
-from tests.benchmarks.trainer import SLOTS, group_of, real_trainer
+from tests.benchmarks.trainer import SLOTS, group_of, real_trainer, steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,18 +56,12 @@ CASES = (
 def run() -> Iterator[dict[str, Any]]:
     """Yield two lines a case: seconds and peak memory of one step, ours and the peer's."""
     with real_trainer() as trainer:
-        shared = trainer.plain_because
         for case in CASES:
             name = f"{case.name}, {case.prompt} + {TURNS} x ({WRITTEN} + {SHOWN}) tokens, {SLOTS} trajectories"
             say(f"turns: {name}")
             written = LossMask((b"\1" * WRITTEN + b"\0" * SHOWN) * TURNS)
             group = group_of(trainer, *tokens(case, trainer.model.config.vocab_size), written)
-
-            def step(plain_because: str | None, group: Any = group) -> Step:
-                trainer.plain_because = plain_because
-                return measured(lambda: trainer.train_batch([group]))
-
-            sides = {"ours": partial(step, shared), "peer": partial(step, "the peer is plain TRL")}
+            sides = {side: partial(measured, step) for side, step in steps(trainer, group).items()}
             found = by_turns(sides, rounds=5, budget_s=60)
             last = [found[side][-1][1] for side in ("ours", "peer")]
             about = {

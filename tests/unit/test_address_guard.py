@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx2
@@ -21,6 +20,7 @@ from streams.egress.address_guard import EgressRefused, UrlOrigin, addresses_of,
 from streams.egress.http_client import fetch, new_async_client, new_client
 from streams.errors import SettingsError
 from streams.settings.model import Egress
+from tests.support.doubles.loopback_http import serving
 
 PLACES = ("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "::1", "fd00::1", "::ffff:10.0.0.1")
 NEVER = (
@@ -56,12 +56,8 @@ def server() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"127.0.0.1:{running.server_address[1]}", hosts
-        running.shutdown()
-        thread.join()
+    with serving(Answers) as address:
+        yield address, hosts
 
 
 def name_of(monkeypatch: pytest.MonkeyPatch, *addresses: list[str]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from tests.support.doubles.loopback_http import serving
 from tests.support.log import container
 
 pytest.importorskip("testcontainers", reason=container.missing() or "")
@@ -32,13 +32,8 @@ class Engine(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"tcp://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Engine) as address:
+        yield f"tcp://{address}"
 
 
 def test_docker_host_is_enough(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,6 +53,7 @@ from tests.import_graph import sources
 from tests.lint.test_one_way_out import called
 from tests.support.callers import BEARER, Known
 from tests.support.doubles import plain_mcp
+from tests.support.doubles.loopback_http import serving
 from tests.support.factories import task
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -90,12 +91,8 @@ def server() -> Iterator[tuple[str, list[str | None]]]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}", traces
-        running.shutdown()
-        thread.join()
+    with serving(Answers) as address:
+        yield f"http://{address}", traces
 
 
 def ask_vllm_until_up(url: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from streams.settings.model import Settings
 from tests.plugins.knowledge.strangers import suite
 from tests.strangers import exchanges
 from tests.strangers.replay import differences
+from tests.support.doubles.loopback_http import serving
 
 TEXTS = ["A cat sleeps.", "The kitten naps.", "Car engines need oil.", "Ünïcode, 12.5 % and 東京", "", "tide " * 10_000]
 
@@ -158,14 +158,8 @@ def answering(status: int, answer: Any) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/embeddings#some-model"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as address:
+        yield f"http://{address}/v1/embeddings#some-model"
 
 
 def test_vectors_of_a_server_are_put_in_order_and_at_unit_length() -> None:

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from schemas.events import Tool
 from streams.egress import retry_budget
 from streams.egress.retry_budget import BURST, SPACING_S, budget_of
 from streams.settings.model import Settings
+from tests.support.doubles.loopback_http import serving
 
 TOOL = Tool(name="far", parameters='{"type": "object"}')
 CARD_FIELDS = ("supportedInterfaces", "skills", "name", "description", "version", "url", "protocolBinding")
@@ -61,15 +62,8 @@ def peer(answers: Answers) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as address:
+        yield f"http://{address}"
 
 
 class Call:
