@@ -33,6 +33,12 @@ def failing(text: str, folder: Path) -> Progress:
     return progress
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_without_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where `make demo` was typed: a report looks whether commands typed here find the log of its run."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_every_display_of_a_run_prints_text_as_it_is(
